@@ -1,0 +1,224 @@
+"""Worker processes that can be killed: what runs SQL for envs/sqlite_exec.py and rewards/exec_match.py.
+
+A worker is a fresh `python envs/sqlite_worker.py` (not a fork: the trainer holds CUDA and threads), reads pickled requests
+("module:function", arguments, seconds) from its standard input and answers on its standard output. Before each request the
+worker arms the kernel's alarm clock, whose default action ends the process even inside one long call of SQLite; the caller
+then sees WorkerDied(timed_out=True) and the next call starts a new worker. A worker ends by itself when its parent is gone.
+
+Not covered: a worker runs as the same user, in the same network and file system, with the limits set in `_lock_down`.
+"""
+
+import importlib
+import os
+import pickle
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_WORKERS = max(4, (os.cpu_count() or 1) + 2)
+GRACE = 1.03  # the alarm rings at timeout * GRACE + 0.02 s; the proper message comes at timeout
+HEADER = struct.Struct("<I")
+
+
+class WorkerDied(Exception):
+    """timed_out: by its own alarm; else it was killed from outside or crashed."""
+
+    def __init__(self, timed_out: bool, code: int | None):
+        super().__init__(f"the worker ended with code {code}")
+        self.timed_out = timed_out
+
+
+class Worker:
+    """One child process, used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", __file__],  # -S: needs nothing but the standard library, so it starts at once
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True, bufsize=0,
+        )  # fmt: skip
+        self.seen: set[str] = set()  # databases it has open, for whoever hands out work
+        self.until = float("inf")  # when the caller gives up on it, whatever the alarm did
+
+    def send(self, function: str, arguments: tuple, timeout: float) -> None:
+        """timeout: seconds for the whole request; a request that sets its own alarms passes 0."""
+        payload = pickle.dumps((function, arguments, timeout))
+        try:
+            _write(self.process.stdin.fileno(), HEADER.pack(len(payload)) + payload)
+        except OSError:
+            raise self.dead() from None
+        self.until = time.monotonic() + timeout * 1.2 + 1.0 if timeout else float("inf")
+
+    def receive(self) -> Any:
+        descriptor = self.process.stdout.fileno()
+        try:
+            while self.until < float("inf"):
+                if select.select([descriptor], [], [], max(0.0, self.until - time.monotonic()))[0]:
+                    break
+                if time.monotonic() >= self.until:
+                    self.kill()
+                    raise WorkerDied(True, None)
+            (size,) = HEADER.unpack(_read(descriptor, HEADER.size))
+            return pickle.loads(_read(descriptor, size))
+        except (OSError, EOFError):
+            raise self.dead() from None
+
+    def call(self, function: str, arguments: tuple, timeout: float) -> Any:
+        self.send(function, arguments, timeout)
+        return self.receive()
+
+    def dead(self) -> WorkerDied:
+        try:
+            code = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = None
+        return WorkerDied(code == -signal.SIGALRM, code)
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _read(descriptor: int, size: int) -> bytes:
+    parts = []
+    while size:
+        part = os.read(descriptor, min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+_idle: list[Worker] = []
+_lent = 0
+_changed = threading.Condition()
+
+
+def _after_fork() -> None:
+    """A forked child (a data loader) must not talk to its parent's workers: it starts its own."""
+    global _idle, _lent, _changed
+    _idle, _lent, _changed = [], 0, threading.Condition()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@contextmanager
+def borrow(count: int, patience: float) -> Iterator[list[Worker]]:
+    """Between one and `count` workers for this thread, none if all are busy for `patience` seconds."""
+    global _lent
+    with _changed:
+        if not _changed.wait_for(lambda: _lent < MAX_WORKERS, patience):
+            count = 0
+        count = min(count, MAX_WORKERS - _lent)
+        _lent += count
+        workers = [_idle.pop() if _idle else None for _ in range(count)]
+    try:
+        workers = [worker if worker is not None and worker.alive() else Worker() for worker in workers]
+        yield workers
+    finally:
+        with _changed:
+            _lent -= count
+            _idle.extend(worker for worker in workers if worker is not None and worker.alive())
+            _changed.notify_all()
+
+
+def stop_workers() -> None:
+    """End the idle workers (tests and benchmarks that want a cold start)."""
+    with _changed:
+        idle, _idle[:] = list(_idle), []
+    for worker in idle:
+        worker.kill()
+
+
+# ---- the child ----
+
+
+def alarm(seconds: float) -> None:
+    """End this process by the kernel's hand a little more than `seconds` from now; 0 takes it back."""
+    signal.setitimer(signal.ITIMER_REAL, seconds * GRACE + 0.02 if seconds else 0)
+
+
+def emit(answer: Any) -> None:
+    """Send one answer; a function that streams several calls it itself."""
+    payload = pickle.dumps(answer)
+    _write(_answers, HEADER.pack(len(payload)) + payload)
+
+
+_answers = 1
+
+
+def _lock_down() -> None:
+    import resource
+
+    from envs.sqlite_exec import HEAP_BYTES
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (4 * HEAP_BYTES, 4 * HEAP_BYTES))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; the closed pipe ends this process
+
+
+def _serve() -> None:
+    global _answers
+    sys.path[0] = str(ROOT)
+    for package in (
+        "envs",
+        "rewards",
+    ):  # bare packages: their __init__ imports what needs more than the standard library
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [str(ROOT / package)]
+    sys.modules["envs.sqlite_worker"] = sys.modules["__main__"]  # one copy of emit() for the functions called
+    requests, _answers = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    _lock_down()
+    functions = {}
+    while True:
+        try:
+            (size,) = HEADER.unpack(_read(requests, HEADER.size))
+            name, arguments, timeout = pickle.loads(_read(requests, size))
+        except EOFError:
+            return
+        if name not in functions:
+            module, function = name.split(":")
+            functions[name] = getattr(importlib.import_module(module), function)
+        alarm(timeout)
+        try:
+            answer = functions[name](*arguments)
+        except Exception as error:  # noqa: BLE001 - sent to the caller, who raises it
+            answer = error
+        alarm(0)
+        try:
+            emit(answer)
+        except BrokenPipeError:
+            return
+
+
+if __name__ == "__main__":
+    _serve()
