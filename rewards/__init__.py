@@ -1,0 +1,61 @@
+"""How an episode is scored. `REWARDS` maps the names used in recipes to TRL reward functions.
+
+    score(row, completion) -> {"exec_match": 1.0, "executes": 1.0, ...}   every reward of the row's environment
+
+A value is None where the judge could not tell (the infrastructure failed, gold fails); that is never counted as 0.
+"""
+
+from rewards.math import math_accuracy, math_brevity, math_format, math_reasoning
+from rewards.sql import (
+    exec_match,
+    exec_match_strict,
+    executes,
+    schema_linking,
+    sql_format,
+    turn_economy,
+)
+
+BY_ENVIRONMENT = {
+    "sql": (
+        exec_match,
+        exec_match_strict,
+        executes,
+        schema_linking,
+        sql_format,
+        turn_economy,
+    ),
+    "calculator": (math_accuracy, math_format, math_reasoning, math_brevity),
+}
+REWARDS = {
+    function.__name__: function
+    for functions in BY_ENVIRONMENT.values()
+    for function in functions
+}
+PRIMARY = {"sql": "exec_match", "calculator": "math_accuracy"}
+
+
+def score(row: dict, completion: list[dict]) -> dict[str, float | None]:
+    return score_batch([row], [completion])[0]
+
+
+def score_batch(
+    rows: list[dict], completions: list[list[dict]]
+) -> list[dict[str, float | None]]:
+    """One dict an episode, in order; rows of different environments may be mixed."""
+    out: list[dict[str, float | None]] = [{} for _ in rows]
+    for environment, functions in BY_ENVIRONMENT.items():
+        places = [i for i, row in enumerate(rows) if row["environment"] == environment]
+        if not places:
+            continue
+        # columns that only some tasks have are None elsewhere, as in a TRL batch
+        names = {name for i in places for name in rows[i]} - {"completions"}
+        columns = {name: [rows[i].get(name) for i in places] for name in names}
+        for function in functions:
+            values = function(completions=[completions[i] for i in places], **columns)
+            for i, value in zip(places, values, strict=True):
+                out[i][function.__name__] = value
+    if unknown := {row["environment"] for row in rows} - set(BY_ENVIRONMENT):
+        raise ValueError(
+            f"environment {', '.join(sorted(unknown))}: known are {', '.join(BY_ENVIRONMENT)}"
+        )
+    return out

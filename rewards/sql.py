@@ -1,0 +1,221 @@
+"""Rewards of the SQL tasks: execution match first, small terms that break ties after it.
+
+Default weights: exec_match 1.0, executes 0.1, schema_linking 0.1, sql_format 0.1, turn_economy 0.05. A wrong episode so
+earns at most 0.3 and a right one at least 1.0: no shaping outweighs being right. turn_economy is paid for right answers
+only, else giving up early would pay. `exec_match_strict` is the same judge in its strict mode: the safer training signal,
+because in official mode an empty result equals any other empty result.
+
+Every function takes TRL's keyword columns, one value an episode, and returns one number an episode: None where the row is
+not a SQL row, or where the judge could not tell (a failing gold, a missing database), never 0 for that.
+"""
+
+import os
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+from envs.sql import read_schema
+from envs.sqlite_exec import QueryError, run_query
+from rewards import episode
+
+TOOL, ARGUMENT = "execute_sql", "query"
+MAX_SQL = 4000  # characters that are parsed; longer queries earn no schema_linking
+MAX_NESTING = 20  # parentheses and CASEs within each other that are parsed
+MAX_FINAL = 2000  # characters of a well-formed final message
+FREE_CALLS, MOST_CALLS = (
+    2,
+    6,
+)  # tool calls: full economy up to FREE_CALLS, none from MOST_CALLS on
+QUERY_SECONDS, BATCH_SECONDS = 3.0, 10.0  # limits of `executes`
+
+_BLOCK = re.compile(r"```[ \t]*sql(?:ite)?[ \t]*\n?(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+def final_sql(completion: list[dict]) -> str:
+    """The episode's answer: the last ```sql block of the final message, else the last query passed to the tool."""
+    final = episode.final_message(completion)
+    if final and (blocks := _BLOCK.findall(final)):
+        return blocks[-1].strip()
+    queries = [
+        q
+        for c in episode.calls(completion)
+        if (q := episode.argument(c, TOOL, ARGUMENT)) is not None
+    ]
+    return queries[-1].strip() if queries else ""
+
+
+def exec_match(
+    completions, environment, gold, db_path, **columns
+) -> list[float | None]:
+    """1.0 where the answer gives gold's result, by the official evaluator's rules."""
+    return _matches(completions, environment, gold, db_path, "official")
+
+
+def exec_match_strict(
+    completions, environment, gold, db_path, **columns
+) -> list[float | None]:
+    """1.0 where the answer gives gold's result, by the strict rules of rewards.exec_match."""
+    return _matches(completions, environment, gold, db_path, "strict")
+
+
+def executes(completions, environment, gold, db_path, **columns) -> list[float | None]:
+    """1.0 where the answer runs in the sandbox and reads a table of the database (SELECT 1 is no attempt)."""
+    wanted = [
+        (p, final_sql(c)) if e == "sql" else None
+        for c, e, p in zip(completions, environment, db_path, strict=True)
+    ]
+    todo = list(dict.fromkeys(w for w in wanted if w is not None))
+    deadline = time.monotonic() + BATCH_SECONDS
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        known = dict(
+            zip(todo, pool.map(lambda w: _runs(*w, deadline), todo), strict=True)
+        )
+    return [None if w is None else known[w] for w in wanted]
+
+
+def schema_linking(
+    completions, environment, gold, db_path, **columns
+) -> list[float | None]:
+    """F1 of the tables and columns that the answer names against those that gold names."""
+    rows = zip(completions, environment, gold, db_path, strict=True)
+    return [_linking(final_sql(c), g, p) if e == "sql" else None for c, e, g, p in rows]
+
+
+def sql_format(
+    completions, environment, gold, db_path, **columns
+) -> list[float | None]:
+    """1.0 for the protocol kept: valid calls only, at least one of them answered, then a short final message."""
+    return [
+        float(_well_formed(c)) if e == "sql" else None
+        for c, e in zip(completions, environment, strict=True)
+    ]
+
+
+def turn_economy(
+    completions, environment, gold, db_path, **columns
+) -> list[float | None]:
+    """For right answers: 1.0 for one or two queries, less for each more, 0.0 from six on and for none."""
+    right = _matches(
+        completions, environment, gold, db_path, "official"
+    )  # remembered by the judge, not run again
+    return [
+        r if not r else _economy(c) for c, r in zip(completions, right, strict=True)
+    ]
+
+
+def _matches(completions, environment, gold, db_path, mode: str) -> list[float | None]:
+    from rewards.exec_match import (
+        exec_match_batch,
+    )  # here, so that `python -m rewards.exec_match` is loaded only once
+
+    places = [i for i, e in enumerate(environment) if e == "sql"]
+    answers = [final_sql(completions[i]) for i in places]
+    verdicts = exec_match_batch(
+        answers, [gold[i] for i in places], [db_path[i] for i in places], mode=mode
+    )
+    out: list[float | None] = [None] * len(completions)
+    for i, answer, verdict in zip(places, answers, verdicts, strict=True):
+        correct = (
+            verdict.correct if answer or verdict.correct is None else False
+        )  # no answer is never right
+        out[i] = None if correct is None else float(correct)
+    return out
+
+
+def _runs(db_path: str, sql: str, deadline: float) -> float | None:
+    if not sql:
+        return 0.0
+    left = deadline - time.monotonic()
+    if left <= 0.05:
+        return None  # the others of this batch used up the time
+    try:
+        return float(
+            bool(
+                run_query(
+                    db_path, sql, timeout=min(QUERY_SECONDS, left), max_rows=1
+                ).tables
+            )
+        )
+    except QueryError as error:
+        return None if error.kind == "infrastructure" else 0.0
+
+
+def _linking(sql: str, gold: str, db_path: str) -> float | None:
+    try:
+        schema = read_schema(os.path.abspath(db_path), os.stat(db_path).st_mtime_ns)
+    except (OSError, QueryError):
+        return None
+    known = frozenset(c.lower() for columns in schema.values() for c in columns)
+    wanted = _names(gold, known)
+    if wanted is None:
+        return None  # nobody can say what gold names
+    named = _names(sql, known)
+    if not named:
+        return 0.0
+    return 2 * len(named & wanted) / (len(named) + len(wanted))
+
+
+@lru_cache(maxsize=20_000)
+def _names(sql: str, known: frozenset[str]) -> frozenset[tuple[str, str]] | None:
+    """("table", name) and ("column", name) in lower case; None for what cannot be parsed within the limits."""
+    if not sql or len(sql) > MAX_SQL or _nesting(sql) > MAX_NESTING:
+        return None
+    import sqlglot  # here, because the judge's workers import this package too and should start in milliseconds
+    from sqlglot import exp
+
+    try:
+        statements = sqlglot.parse(sql, read="sqlite")
+    except (sqlglot.errors.SqlglotError, RecursionError, ValueError):
+        return None
+    if len(statements) != 1 or statements[0] is None:
+        return None
+    tree = statements[0]
+    made = {c.alias.lower() for c in tree.find_all(exp.CTE)}
+    aliases = {a.alias.lower() for a in tree.find_all(exp.Alias)}
+    names = {
+        ("table", t.name.lower())
+        for t in tree.find_all(exp.Table)
+        if t.name.lower() not in made
+    }
+    for column in tree.find_all(exp.Column):
+        name = column.name.lower()
+        # SQLite reads "France" as text where no column has that name; ORDER BY may name an alias
+        if name in known or not (column.this.args.get("quoted") or name in aliases):
+            names.add(("column", name))
+    return frozenset(names)
+
+
+def _nesting(sql: str) -> int:
+    """Depth of parentheses and CASEs, strings ignored as if they were code (errs high)."""
+    depth = deepest = 0
+    for mark in re.findall(r"[()]|\b(?:case|end)\b", sql, re.IGNORECASE):
+        depth += 1 if mark.lower() in ("(", "case") else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _well_formed(completion: list[dict]) -> bool:
+    final = episode.final_message(completion)
+    if (
+        not final
+        or len(final) > MAX_FINAL
+        or len(_BLOCK.findall(final)) > 1
+        or episode.has_stray_tags(completion)
+    ):
+        return False
+    made = episode.calls(completion)
+    return (
+        all(episode.argument(c, TOOL, ARGUMENT) is not None for c in made)
+        and any(c.result is not None for c in made)
+        and len(made) <= MOST_CALLS
+    )
+
+
+def _economy(completion: list[dict]) -> float:
+    made = len(episode.calls(completion))
+    return (
+        0.0
+        if made == 0
+        else min(1.0, max(0.0, (MOST_CALLS - made) / (MOST_CALLS - FREE_CALLS)))
+    )
