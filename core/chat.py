@@ -1,0 +1,123 @@
+"""How a conversation becomes tokens: the one template, its rendering with a loss mask, and the parser of tool calls.
+
+Token-in/token-out: what the policy generated is never tokenised again. `render` serves SFT and the self-check,
+`prompt_ids` and `tool_suffix` serve the rollout, `parse` reads what was generated. The template (core/agent.jinja) is
+written in ChatML; models that know another turn syntax (Llama 3) get the same template with their own markers.
+"""
+
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+
+from core.config import UserError
+
+TEMPLATE = Path(__file__).with_name("agent.jinja")
+
+# Turn syntax by family: (text before the role, text after the role, end token, text after the end token).
+FAMILIES = {
+    "chatml": ("<|im_start|>", "\n", "<|im_end|>", "\n"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", ""),
+}
+
+
+def family_of(tokenizer) -> str:
+    """The family whose turn markers are single tokens of this vocabulary."""
+    vocabulary = tokenizer.get_vocab()
+    for name, (opening, _, end, _) in FAMILIES.items():
+        if opening in vocabulary and end in vocabulary:
+            return name
+    raise UserError(
+        f"{tokenizer.name_or_path}: its vocabulary has the turn markers of none of {', '.join(FAMILIES)}; "
+        "choose a Qwen2/2.5/3, SmolLM2 or Llama-3.x instruct model, or add its family to core/chat.py"
+    )
+
+
+def template_for(family: str, training: bool = True) -> str:
+    """The Jinja text for a family; `training=False` leaves out the loss markers, for exports and other engines."""
+    text = TEMPLATE.read_text(encoding="utf-8")
+    if not training:
+        text = re.sub(r"\{%-? (end)?generation %\}", "", text)
+    if family != "chatml":
+        text = text.replace(_markers(*FAMILIES["chatml"]), _markers(*FAMILIES[family]))
+        text = text.replace("set bos = ''", "set bos = bos_token")
+    return text
+
+
+def _markers(*markers: str) -> str:
+    """The template's own line of turn markers, as it stands in the file."""
+    return ", ".join("'" + m.replace("\n", "\\n") + "'" for m in markers)
+
+
+def agent_tokenizer(tokenizer):
+    """Give a tokenizer the project's template, TRL's parser for it, the turn's end as EOS, and left padding."""
+    from trl.chat_template_utils import qwen3_template
+
+    family = family_of(tokenizer)
+    opening, after_role, end, _ = FAMILIES[family]
+    tokenizer.chat_template = template_for(family)
+    response = dict(qwen3_template)
+    response["start_anchor"] = f"{opening}assistant{after_role}"
+    response["fields"] = dict(response["fields"])
+    response["fields"]["content"] = {"close_pattern": re.escape(end) + r"\s*", "content": "text"}
+    tokenizer.response_template = response
+    tokenizer.eos_token = end
+    if tokenizer.pad_token is None or tokenizer.pad_token == end:
+        tokenizer.pad_token = _pad_token(tokenizer, end)
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def _pad_token(tokenizer, end: str) -> str:
+    """A padding token that is not the end of a turn, so that masking padding never masks the stop token."""
+    vocabulary = tokenizer.get_vocab()
+    for token in ("<|endoftext|>", "<|finetune_right_pad_id|>", "<|end_of_text|>", "<pad>", "</s>"):
+        if token in vocabulary and token != end:
+            return token
+    raise UserError(f"{tokenizer.name_or_path}: no padding token other than '{end}' found; set tokenizer.pad_token")
+
+
+@cache
+def _method_names(environment_class) -> tuple[str, ...]:
+    functions = inspect.getmembers(environment_class, predicate=inspect.isfunction)
+    return tuple(n for n, _ in functions if not n.startswith("_") and n not in ("reset", "get_reward"))
+
+
+def tools_of(environment) -> dict:
+    """Name -> bound method of every tool; the rule is TRL's: every public method but reset."""
+    return {name: getattr(environment, name) for name in _method_names(type(environment))}
+
+
+def schemas_of(environment) -> list[dict]:
+    from transformers.utils import get_json_schema
+
+    return [get_json_schema(method) for method in tools_of(environment).values()]
+
+
+def render(tokenizer, messages: list[dict], tools: list | None) -> tuple[list[int], list[int]]:
+    """Token ids of a whole conversation and the loss mask: 1 on what the model writes, end token included."""
+    out = tokenizer.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
+    return out["input_ids"], out["assistant_masks"]
+
+
+def prompt_ids(tokenizer, messages: list[dict], tools: list | None) -> list[int]:
+    return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+
+
+def tool_suffix(tokenizer, tool_messages: list[dict]) -> list[int]:
+    """Ids between the end token of a tool call and the model's next turn, by TRL's own construction."""
+    call = {"type": "function", "function": {"name": tool_messages[0]["name"], "arguments": {}}}
+    head = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    before = tokenizer.apply_chat_template(head, return_dict=False)
+    whole = tokenizer.apply_chat_template(head + tool_messages, add_generation_prompt=True, return_dict=False)
+    end = len(before) - before[::-1].index(tokenizer.eos_token_id)  # templates may write a newline after the end token
+    if whole[:end] != before[:end]:
+        raise AssertionError("the chat template is not prefix-preserving: a tool result changes the turns before it")
+    return whole[end:]
+
+
+def parse(tokenizer, ids: list[int], prefix: list[int], tools: list | None) -> dict:
+    """The assistant message in `ids`, with TRL's parser, so that both loops read the same calls."""
+    from trl.chat_template_utils import parse_response
+
+    return parse_response(tokenizer, ids, prefix=prefix, tools=tools)

