@@ -1,0 +1,9 @@
+"""What is learnt: one file a task. `TASKS` maps the names used in recipes to them."""
+
+from tasks.base import COLUMNS, HARDNESS, Rejected, Task
+from tasks.gsm8k import GSM8K
+from tasks.spider import SPIDER
+
+TASKS = {task.name: task for task in (SPIDER, GSM8K)}
+
+__all__ = ["COLUMNS", "HARDNESS", "TASKS", "Rejected", "Task"]

@@ -1,0 +1,367 @@
+"""A database's schema as prompt text: CREATE TABLE lines with types, keys, column meanings and a few real values.
+
+Within a token budget, pruned by relevance to the *question* (table, column and value names it mentions, and the tables
+joined to those), never by looking at the gold query. Lines are never cut: least relevant columns go first, then tables,
+whose names stay listed, so that the agent can still ask the database about them.
+"""
+
+import re
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from tasks.base import estimate_tokens
+
+MAX_DISTINCT = (
+    3000  # values indexed per column, for finding the question's words in the data
+)
+MAX_VALUE_CHARS = 32
+STYLES = ("compact", "ddl")
+
+
+@dataclass
+class Column:
+    name: str
+    type: str
+    key: bool = False  # part of the primary key
+    reference: str = ""  # "table(column)" for a foreign key
+    meaning: str = ""  # in words, where the name alone does not say it
+    values: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Table:
+    name: str
+    columns: list[Column]
+
+    def neighbours(self) -> set[str]:
+        return {
+            c.reference.split("(")[0].strip('"').lower()
+            for c in self.columns
+            if c.reference
+        }
+
+
+@dataclass
+class Schema:
+    tables: list[Table]
+    index: dict[
+        str, list[tuple[str, str, str]]
+    ]  # value in lower case -> (table, column, value) where it occurs
+
+
+def quote(name: str) -> str:
+    return (
+        name
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+        else '"' + name.replace('"', '""') + '"'
+    )
+
+
+def words(text: str) -> list[str]:
+    """Words of a sentence or an identifier (`PetType`, `pet_type` and "pet types" agree)."""
+    text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
+    return [stem(w) for w in re.findall(r"[a-z]+|\d+|[^\W\d_a-zA-Z]+", text.lower())]
+
+
+def stem(word: str) -> str:
+    for ending, replacement in (
+        ("ies", "y"),
+        ("sses", "ss"),
+        ("ing", ""),
+        ("ed", ""),
+        ("es", "e"),
+        ("s", ""),
+    ):
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            return word[: -len(ending)] + replacement
+    return word
+
+
+def read_schema(
+    db_path: str, meanings: dict[str, str] | None = None, keys: tuple = ()
+) -> Schema:
+    """`meanings`: {"table.column" in lower case: text}; `keys`: extra foreign keys (table, column, table, column)."""
+    stat = Path(db_path).stat()
+    return _read_schema(
+        str(db_path),
+        stat.st_mtime_ns,
+        tuple(sorted((meanings or {}).items())),
+        tuple(keys),
+    )
+
+
+@lru_cache(maxsize=64)
+def _read_schema(db_path: str, mtime_ns: int, meanings: tuple, keys: tuple) -> Schema:
+    meaning_of, more_keys = (
+        dict(meanings),
+        {(t.lower(), c.lower()): f"{quote(t2)}({quote(c2)})" for t, c, t2, c2 in keys},
+    )
+    # immutable: no lock files beside the database; the data is only read while rows are prepared
+    db = sqlite3.connect(
+        f"{Path(db_path).resolve().as_uri()}?mode=ro&immutable=1", uri=True
+    )
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    try:
+        names = "SELECT name FROM sqlite_master WHERE type IN ('table','view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        tables, index = [], {}
+        for (table,) in db.execute(names).fetchall():
+            info = db.execute(f"PRAGMA table_info({_literal(table)})").fetchall()
+            references = {
+                row[3].lower(): f"{quote(row[2])}({quote(row[4])})"
+                if row[4]
+                else quote(row[2])
+                for row in db.execute(
+                    f"PRAGMA foreign_key_list({_literal(table)})"
+                ).fetchall()
+            }
+            columns = []
+            for _, name, type_, _, _, key in info:
+                at = (table.lower(), name.lower())
+                reference = references.get(name.lower()) or more_keys.get(at, "")
+                meaning = meaning_of.get(f"{at[0]}.{at[1]}", "")
+                column = Column(name, _short_type(type_), bool(key), reference, meaning)
+                column.values = _values(db, table, column, index)
+                columns.append(column)
+            tables.append(Table(table, columns))
+        return Schema(tables, index)
+    finally:
+        db.close()
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _short_type(declared: str) -> str:
+    """`VARCHAR(80)` -> text: sizes and dialects mean nothing to SQLite and cost tokens."""
+    kind = declared.upper()
+    if "INT" in kind:
+        return "int"
+    if any(word in kind for word in ("CHAR", "CLOB", "TEXT")):
+        return "text"
+    if any(word in kind for word in ("REAL", "FLOA", "DOUB", "NUM", "DEC")):
+        return "real"
+    return re.sub(r"\(.*", "", declared).strip().lower()
+
+
+def _values(
+    db: sqlite3.Connection, table: str, column: Column, index: dict
+) -> list[str]:
+    """The first distinct texts of a column for show; all of them (bounded) go into the index."""
+    if column.type in ("int", "real", "blob"):
+        return []
+    name = '"' + column.name.replace('"', '""') + '"'
+    rows = db.execute(
+        f"SELECT DISTINCT {name} FROM \"{table.replace(chr(34), chr(34) * 2)}\" WHERE typeof({name}) = 'text'"
+        f" LIMIT {MAX_DISTINCT}"
+    ).fetchall()
+    texts = [t for (t,) in rows if t and len(t) <= MAX_VALUE_CHARS and t.isprintable()]
+    for text in texts:
+        if re.search(r"[^\W\d_]", text):
+            index.setdefault(text.strip().lower(), []).append(
+                (table, column.name, text)
+            )
+    return texts[:8]
+
+
+def mentioned_values(schema: Schema, question: str) -> dict[tuple[str, str], list[str]]:
+    """(table, column) -> values of that column which the question spells out, in any letter case."""
+    tokens = re.findall(r"[^\W_]+(?:[-'.&][^\W_]+)*|[^\w\s]", question)
+    found: dict[tuple[str, str], list[str]] = {}
+    spans = re.findall(r"[\"'“‘]([^\"'”’]+)[\"'”’]", question)
+    spans += [
+        " ".join(tokens[i : i + n])
+        for n in range(6, 0, -1)
+        for i in range(len(tokens) - n + 1)
+    ]
+    for span in dict.fromkeys(s.strip().lower() for s in spans):
+        if len(span) < 2 or span in _COMMON:
+            continue
+        for table, column, value in schema.index.get(span, ()):
+            known = found.setdefault((table, column), [])
+            if value not in known:
+                known.append(value)
+    return found
+
+
+_COMMON = set(
+    "a an the of in on at to for from by with and or not is are was were be do does did have has had what which who whom"
+    " how many much all each every any other more most less than list show find give name names number average no it"
+    " their its that this there as".split()
+)
+
+
+def relevance(
+    schema: Schema, question: str, mentioned: dict
+) -> dict[tuple[str, str], float]:
+    """Score of each (table, "") and (table, column) for a question: shared words, values found, joins to such tables."""
+    asked = set(words(question)) - {stem(w) for w in _COMMON}
+    score: dict[tuple[str, str], float] = {}
+    for table in schema.tables:
+        own = overlap(asked, words(table.name)) * 3
+        best = []
+        for column in table.columns:
+            named = max(
+                overlap(asked, words(column.name)),
+                overlap(asked, words(column.meaning)),
+            )
+            value = 2.0 if (table.name, column.name) in mentioned else 0.0
+            score[table.name, column.name] = named * 2 + value
+            best.append(named + value)
+        score[table.name, ""] = own + sum(sorted(best, reverse=True)[:3])
+    base = dict(score)
+    links = {t.name: t.neighbours() for t in schema.tables}
+    for table in schema.tables:
+        around = [
+            o
+            for o in schema.tables
+            if o.name.lower() in links[table.name]
+            or table.name.lower() in links[o.name]
+        ]
+        score[table.name, ""] += 0.4 * max(
+            (base[o.name, ""] for o in around), default=0.0
+        )
+    return score
+
+
+def overlap(asked: set[str], name: list[str]) -> float:
+    return sum(w in asked for w in name) / len(name) if name else 0.0
+
+
+def schema_text(
+    db_path: str,
+    question: str = "",
+    *,
+    schema_tokens: int = 1024,
+    sample_values: int = 2,
+    schema_style: str = "compact",
+    count_tokens: Callable[[str], int] = estimate_tokens,
+    meanings: dict[str, str] | None = None,
+    keys: tuple = (),
+) -> str:
+    """The prompt text of a database for a question, at most `schema_tokens` tokens."""
+    if schema_style not in STYLES:
+        raise ValueError(
+            f"schema_style: {schema_style!r} is not one of {', '.join(STYLES)}"
+        )
+    schema = read_schema(db_path, meanings, keys)
+    mentioned = mentioned_values(schema, question)
+    shown = {
+        (t.name, c.name): _shown(c, mentioned.get((t.name, c.name), []), sample_values)
+        for t, c in _pairs(schema)
+    }
+    text = "\n".join(_line(t, t.columns, shown, schema_style) for t in schema.tables)
+    if count_tokens(text) <= schema_tokens:
+        return text
+    return _pruned(
+        schema, shown, mentioned, question, schema_tokens, schema_style, count_tokens
+    )
+
+
+def _pairs(schema: Schema):
+    return ((t, c) for t in schema.tables for c in t.columns)
+
+
+def _shown(column: Column, mentioned: list[str], n: int) -> list[str]:
+    return (
+        list(dict.fromkeys(mentioned[:2] + column.values))[
+            : max(n, min(len(mentioned), 2))
+        ]
+        if n
+        else []
+    )
+
+
+def _pruned(schema, shown, mentioned, question, budget, style, count) -> str:
+    """Tables by relevance, each as full as still fits: with values, then its relevant columns, then keys only."""
+    score = relevance(schema, question, mentioned)
+    order = {t.name: i for i, t in enumerate(schema.tables)}
+    ranked = sorted(schema.tables, key=lambda t: (-score[t.name, ""], order[t.name]))
+    bare = {
+        at: [v for v in values if v in mentioned.get(at, ())]
+        for at, values in shown.items()
+    }
+    lines: dict[str, str] = {}
+
+    def text_of(chosen: dict[str, str]) -> str:
+        left = [quote(t.name) for t in schema.tables if t.name not in chosen]
+        listed = [f"-- other tables: {', '.join(left)}"] if left else []
+        return "\n".join(
+            [chosen[n] for n in sorted(chosen, key=order.__getitem__)] + listed
+        )
+
+    def fits(chosen: dict[str, str]) -> bool:
+        return count(text_of(chosen)) <= budget
+
+    # first the smallest useful form of as many tables as fit, then fuller forms from the most relevant on
+    forms = {t.name: _forms(t, score, shown, bare, style) for t in ranked}
+    for table in ranked:
+        trial = lines | {table.name: forms[table.name][-1]}
+        if fits(trial):
+            lines = trial
+        elif not lines:
+            raise ValueError(
+                f"schema_tokens={budget} is too small: the smallest form of table {table.name!r} needs"
+                f" {count(text_of(trial))}; raise data.schema_tokens in the recipe"
+            )
+    for table in ranked:
+        for form in forms[table.name]:
+            if table.name in lines and fits(lines | {table.name: form}):
+                lines[table.name] = form
+                break
+    return text_of(lines)
+
+
+def _forms(table: Table, score: dict, shown: dict, bare: dict, style: str) -> list[str]:
+    """A table's line from full to least: all with values, all columns, relevant columns and keys, keys and best."""
+    ranked = sorted(table.columns, key=lambda c: -score[table.name, c.name])
+    relevant = {
+        c.name for c in ranked if c.key or c.reference or score[table.name, c.name] > 0
+    }
+    least = {c.name for c in table.columns if c.key} | {c.name for c in ranked[:2]}
+    forms = [
+        _line(table, table.columns, shown, style),
+        _line(table, table.columns, bare, style),
+    ]
+    forms += [
+        _line(table, [c for c in table.columns if c.name in keep], bare, style)
+        for keep in (relevant, least)
+    ]
+    return list(dict.fromkeys(forms))
+
+
+def _line(table: Table, columns: list[Column], shown: dict, style: str) -> str:
+    composite = [quote(c.name) for c in columns if c.key]
+    items, notes = [], []
+    for column in columns:
+        item = f"{quote(column.name)} {column.type}".rstrip()
+        if column.key and len(composite) == 1:
+            item += " PRIMARY KEY"
+        if column.reference:
+            item += f" REFERENCES {column.reference}"
+        items.append(item)
+        values = ", ".join(_literal(v) for v in shown[table.name, column.name])
+        notes.append(": ".join(x for x in (column.meaning, values) if x))
+    if len(composite) > 1:
+        items.append(f"PRIMARY KEY ({', '.join(composite)})")
+        notes.append("")
+    if len(columns) < len(table.columns):
+        notes[-1] = "; ".join(
+            x
+            for x in (notes[-1], f"{len(table.columns) - len(columns)} more columns")
+            if x
+        )
+    if style == "compact":
+        body = ", ".join(
+            f"{i} /* {n} */" if n else i for i, n in zip(items, notes, strict=True)
+        )
+        return f"CREATE TABLE {quote(table.name)} ({body});"
+    commas = [","] * (len(items) - 1) + [""]
+    body = "\n".join(
+        f"  {i}{c}{' -- ' + n if n else ''}"
+        for i, c, n in zip(items, commas, notes, strict=True)
+    )
+    return f"CREATE TABLE {quote(table.name)} (\n{body}\n);"
