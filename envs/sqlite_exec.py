@@ -25,6 +25,7 @@ out of the worker (it runs as the same user, without seccomp or a container), an
 as files (a corrupt file is reported, but views and triggers of the database are taken as the user's own).
 """
 
+import marshal
 import os
 import sqlite3
 import time
@@ -182,10 +183,10 @@ class Database:
 _open: OrderedDict[tuple[str, bool], Database] = OrderedDict()
 
 
-def open_database(db_path: str, reverse: bool = False) -> Database:
+def open_database(db_path: str, reverse: bool = False, stat: tuple | None = None) -> Database:
     """The open connection of this process (a worker runs one thread). reverse: PRAGMA reverse_unordered_selects, which lets
-    the judge find results that hang on the order of scanning."""
-    stat = fingerprint(db_path)
+    the judge find results that hang on the order of scanning. stat: the fingerprint, where the caller has it and checks it after."""
+    stat = stat or fingerprint(db_path)
     database = _open.get((db_path, reverse))
     if database is not None:
         if database.stat == stat and settled(stat):
@@ -224,26 +225,30 @@ def execute(
     errors: str = "replace",
     expect: Callable | None = None,
     reverse: bool = False,
+    stat: tuple | None = None,
 ) -> Result:
     """Run one statement on this process's own connection, inside a worker: layers 2 to 5. run_query() is for everybody else.
 
     errors: how text that is not UTF-8 is decoded. expect(column count) -> rows worth fetching: lets the judge stop early.
+    stat: the fingerprint that the file must have; without it a file that changes during the query gives one retry.
     """
     if not isinstance(sql, str):
         raise QueryError(f"a query is text, not {type(sql).__name__}")
     if len(sql) > MAX_SQL_CHARS:
         raise QueryError(f"the query is longer than {MAX_SQL_CHARS} characters", "limit")
     started = time.monotonic()
-    for attempt in range(2):
-        database = open_database(db_path, reverse)
+    for _ in range(2):
+        database = open_database(db_path, reverse, stat)
         try:
             result = _execute(database, sql, limits, started, errors, expect)
         except QueryError:
-            if fingerprint(db_path) == database.stat:
+            if fingerprint(db_path) == (stat or database.stat):
                 raise
         else:
-            if fingerprint(db_path) == database.stat:
+            if fingerprint(db_path) == (stat or database.stat):
                 return result
+        if stat:
+            break
     raise QueryError(f"the database {db_path} changed while the query ran", "infrastructure")
 
 
@@ -281,14 +286,18 @@ def _fetch(cursor: sqlite3.Cursor, max_rows: int, max_bytes: int) -> tuple[list[
         part = cursor.fetchmany(min(256 if rows else 16, max_rows + 1 - len(rows)))
         if not part:
             return rows, False
-        for row in part:
-            for value in row:
-                room -= len(value) + 16 if isinstance(value, (str, bytes)) else 16
-            if room < 0:
-                if not rows:
-                    raise QueryError(f"the result is larger than {max_bytes} bytes", "limit")
-                return rows, True
-            rows.append(row)
+        size = len(marshal.dumps(part, 2))
+        if size > room:
+            for row in part:
+                room -= len(marshal.dumps(row, 2))
+                if room < 0:
+                    break
+                rows.append(row)
+            if not rows:
+                raise QueryError(f"the result is larger than {max_bytes} bytes", "limit")
+            return rows[:max_rows], True
+        room -= size
+        rows += part
     return rows[:max_rows], True
 
 

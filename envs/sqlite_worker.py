@@ -139,6 +139,11 @@ def borrow(count: int, patience: float) -> Iterator[list[Worker]]:
     try:
         workers = [worker if worker is not None and worker.alive() else Worker() for worker in workers]
         yield workers
+    except BaseException:
+        for worker in workers:  # it may be in the middle of an answer that nobody will read
+            if worker is not None:
+                worker.kill()
+        raise
     finally:
         with _changed:
             _lent -= count

@@ -26,7 +26,8 @@ BUDGET = 3_000_000  # cells looked at by the search: well under a second
 # ---- the text of a query ----
 
 TOKEN = re.compile(
-    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|\s+|\w+|.""", re.DOTALL
+    r"""--[^\n]*|/\*.*?(?:\*/|\Z)|'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|[ \t\n\f\r]+|\w+|.""",
+    re.DOTALL | re.ASCII,
 )
 CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 
@@ -50,6 +51,22 @@ def official_text(sql: str, keep_distinct: bool) -> str:
         if token == ";" and any(not part.isspace() for part in kept[:-1]):
             break
     return "".join(kept)
+
+
+def canonical_text(sql: str) -> str:
+    """Equal results mean the same statement to SQLite: case outside quotes, white space and comments apart."""
+    parts = []
+    for token in TOKEN.findall(sql):
+        if token[0] in " \t\n\f\r" or token.startswith(("--", "/*")):
+            if parts and parts[-1] not in " (,":
+                parts.append(" ")
+        elif token[0] in "'\"`[":
+            parts.append(token)
+        else:
+            if token in "(),;" and parts and parts[-1] == " ":
+                parts.pop()
+            parts.append(token.lower() if token.isascii() else token)
+    return "".join(parts).rstrip(" ").removesuffix(";").rstrip(" ")  # one semicolon: a second one is a second statement
 
 
 def ordered_at_top(sql: str) -> bool:

@@ -39,6 +39,7 @@ from rewards.exec_worker import Job
 MODES = ("official", "strict")
 CHUNK = 64  # pairs of one database that a worker gets at once
 QUICK_SECONDS = 0.05
+RESTART_SECONDS = 0.12  # what killing a worker and starting the next costs
 VERDICTS = 100_000  # kept in this process
 HASH_WHOLE = 256 << 20  # larger files are named by their first and last MiB and their stat
 
@@ -89,7 +90,7 @@ def _verdict_key(job: Job, gold: str, pred: str) -> tuple:
 @dataclass
 class _Chunk:
     job: Job
-    pairs: list[tuple[int, str, str]]
+    pairs: dict[int, tuple[str, str]]  # place in the batch -> gold, prediction; those not judged yet
     alone: bool = False  # it holds one pair, so a death of the worker is that pair's
     given: float = 0.0
     gold_seconds: float | None = None  # known once gold has run, in a chunk that is not quick
@@ -134,15 +135,22 @@ class _Batch:
     def _start(self, position: int, chunk: _Chunk, quick: float, waiting: int) -> bool:
         worker, left = self.workers[position], self.deadline - time.monotonic()
         if left <= 0.02:
-            for index, _, _ in chunk.pairs:
+            for index in chunk.pairs:
                 self.verdicts.setdefault(
                     index, Verdict(None, "the time of the batch was used up before this pair was judged")
                 )
             return False
-        chunk.given = quick or max(0.05, min(self.timeout, left, left * len(self.workers) / waiting))
+        share = left * len(self.workers) / waiting - RESTART_SECONDS
+        chunk.given = quick or max(0.05, min(self.timeout, left, share))
         chunk.gold_seconds = None
         worker.seen.add(chunk.job.content)
-        arguments = (chunk.job, chunk.pairs, chunk.given, bool(quick), self.deadline < float("inf"))
+        arguments = (
+            chunk.job,
+            [(i, *pair) for i, pair in chunk.pairs.items()],
+            chunk.given,
+            bool(quick),
+            self.deadline < float("inf"),
+        )
         try:
             worker.send("rewards.exec_worker:judge", arguments, 0)
         except WorkerDied as death:
@@ -171,36 +179,34 @@ class _Batch:
             if status == "gold":
                 chunk.gold_seconds = reason
                 continue
-            pair = next(pair for pair in chunk.pairs if pair[0] == index)
+            pair = chunk.pairs.pop(index)
             if status == "slow":
-                self.slow.append(_Chunk(chunk.job, [pair], alone=True))
-            elif status == "changed":
-                self.verdicts[index] = Verdict(None, "the database changed while it was judged")
+                self.slow.append(_Chunk(chunk.job, {index: pair}, alone=True))
             elif status == "timeout":
                 self.verdicts[index] = self._late(chunk)
             else:
                 self.verdicts[index] = Verdict(status, reason)
                 if cacheable:
                     self.cacheable.add(index)
-            chunk.pairs = [other for other in chunk.pairs if other[0] != index]
         return False
 
     def _bury(self, position: int, chunk: _Chunk, chunks: deque[_Chunk], death: WorkerDied, quick: float) -> None:
         """Replace the dead worker; judge again, one by one, what it had not reported."""
         self.workers[position] = Worker()
-        for pair in chunk.pairs:
+        for index, pair in chunk.pairs.items():
+            again = _Chunk(chunk.job, {index: pair}, alone=True)
             if not chunk.alone:
-                chunks.appendleft(_Chunk(chunk.job, [pair], alone=True))
+                chunks.appendleft(again)
             elif death.timed_out and quick:
-                self.slow.append(_Chunk(chunk.job, [pair], alone=True))
+                self.slow.append(again)
             elif death.timed_out:
-                self.verdicts[pair[0]] = self._late(chunk)
+                self.verdicts[index] = self._late(chunk)
             else:
-                self.deaths[pair[0]] = self.deaths.get(pair[0], 0) + 1
-                if self.deaths[pair[0]] < 2:
-                    chunks.appendleft(_Chunk(chunk.job, [pair], alone=True))
+                self.deaths[index] = self.deaths.get(index, 0) + 1
+                if self.deaths[index] < 2:
+                    chunks.appendleft(again)
                 else:
-                    self.verdicts[pair[0]] = Verdict(None, "the worker that judged it was killed twice")
+                    self.verdicts[index] = Verdict(None, "the worker that judged it was killed twice")
 
     def _late(self, chunk: _Chunk) -> Verdict:
         if chunk.gold_seconds is None:
@@ -258,13 +264,13 @@ def exec_match_batch(
                 same.setdefault((job.db_path, *key), []).append(place)
             else:
                 answers[place] = known
-    pending = [(places[0], golds[places[0]], preds[places[0]]) for places in same.values()]
-    if pending:
-        by_path: dict[str, list] = {}
-        for pair in pending:
-            by_path.setdefault(str(db_paths[pair[0]]), []).append(pair)
-        jobs_pairs = [(jobs[path], pairs) for path, pairs in by_path.items()]
-        batch = _judge(jobs_pairs, len(pending), timeout, deadline, workers or os.cpu_count() or 1)
+    if same:
+        work: dict[str, dict[int, tuple[str, str]]] = {}
+        for first, *_ in same.values():
+            work.setdefault(str(db_paths[first]), {})[first] = golds[first], preds[first]
+        batch = _judge(
+            [(jobs[p], pairs) for p, pairs in work.items()], timeout, deadline, workers or os.cpu_count() or 1
+        )
         for (_, *key), places in same.items():
             verdict = batch.verdicts[places[0]]
             for place in places:
@@ -288,28 +294,28 @@ def _job(path: str, mode: str, keep_distinct: bool) -> Job | Verdict:
         return Verdict(None, f"cannot read the database {path}: {error.strerror}")
 
 
-def _judge(jobs: list[tuple[Job, list]], count: int, timeout: float, deadline: float, workers: int) -> _Batch:
-    wanted = max(1, min(workers, (count + 7) // 8))
-    patience = min(timeout, deadline - time.monotonic())
-    with borrow(wanted, patience) as lent:
+def _judge(work: list[tuple[Job, dict]], timeout: float, deadline: float, workers: int) -> _Batch:
+    count = sum(len(pairs) for _, pairs in work)
+    patience = min(timeout, max(0.0, deadline - time.monotonic()))
+    with borrow(max(1, min(workers, (count + 7) // 8)), patience) as lent:
         batch = _Batch(timeout, deadline, lent)
         if not lent:
-            for _, pairs in jobs:
-                for index, _, _ in pairs:
-                    batch.verdicts[index] = Verdict(None, f"every worker of the sandbox was busy for {patience:g} s")
-            return batch
-        if count <= 2:
-            batch.slow = [_Chunk(job, [pair], alone=True) for job, pairs in jobs for pair in pairs]
+            busy = Verdict(None, f"every worker of the sandbox was busy for {patience:g} s")
+            batch.verdicts = {index: busy for _, pairs in work for index in pairs}
+        elif count <= 2:
+            batch.run(
+                deque(_Chunk(job, {i: pair}, alone=True) for job, pairs in work for i, pair in pairs.items()), 0.0
+            )
         else:
             size = max(1, min(CHUNK, count // (4 * len(lent))))
-            chunks = deque(
-                _Chunk(job, pairs[start : start + size], alone=size == 1)
-                for job, pairs in jobs
-                for start in range(0, len(pairs), size)
-            )
+            chunks: deque[_Chunk] = deque()
+            for job, pairs in work:
+                items = list(pairs.items())
+                for start in range(0, len(items), size):
+                    chunks.append(_Chunk(job, dict(items[start : start + size]), alone=size == 1))
             share = 0.3 * (deadline - time.monotonic()) * len(lent) / count
             batch.run(chunks, min(QUICK_SECONDS, max(0.005, share)))
-        batch.run(deque(batch.slow), 0.0)
+            batch.run(deque(batch.slow), 0.0)
         return batch
 
 
