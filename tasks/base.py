@@ -49,21 +49,11 @@ class Rejected(Exception):
 class Task:
     name: str
     environment: str  # key of envs.ENVIRONMENTS
-    load: Callable[
-        ..., Iterator["dict | Rejected"]
-    ]  # load(split, root, *, seed, limit, **options); "train" | "eval"
-    trajectory: Callable[
-        [dict, Any], list[dict]
-    ]  # trajectory(row, env) -> completion; raises Rejected
-    source: Callable[[str], None] | None = (
-        None  # makes the raw files under root, or explains what to download
-    )
-    correct: Callable[..., "list[dict] | None"] | None = (
-        None  # correct(row, env, rng) -> self-correction completion
-    )
-    unseen_databases: bool = (
-        False  # eval runs on databases that training never saw (Spider)
-    )
+    load: Callable[..., Iterator["dict | Rejected"]]  # load(split, root, *, seed, limit, **options); "train" | "eval"
+    trajectory: Callable[[dict, Any], list[dict]]  # trajectory(row, env) -> completion; raises Rejected
+    source: Callable[[str], None] | None = None  # makes the raw files under root, or explains what to download
+    correct: Callable[..., "list[dict] | None"] | None = None  # correct(row, env, rng) -> self-correction completion
+    unseen_databases: bool = False  # eval runs on databases that training never saw (Spider)
 
 
 def call(tool: str, arguments: dict, content: str = "", train: bool = True) -> dict:
@@ -71,9 +61,7 @@ def call(tool: str, arguments: dict, content: str = "", train: bool = True) -> d
     message = {
         "role": "assistant",
         "content": content,
-        "tool_calls": [
-            {"type": "function", "function": {"name": tool, "arguments": arguments}}
-        ],
+        "tool_calls": [{"type": "function", "function": {"name": tool, "arguments": arguments}}],
     }
     return message if train else message | {"train": False}
 
@@ -88,9 +76,7 @@ def say(content: str) -> dict:
 
 def estimate_tokens(text: str) -> int:
     """Tokens of a text without a tokenizer: words of up to 5 letters, digits and marks count one each (errs high)."""
-    return sum(-(-len(m) // 5) for m in re.findall(r"[A-Za-z]+", text)) + len(
-        re.findall(r"\d|[^\w\s]|_|\n", text)
-    )
+    return sum(-(-len(m) // 5) for m in re.findall(r"[A-Za-z]+", text)) + len(re.findall(r"\d|[^\w\s]|_|\n", text))
 
 
 def locate(root: str, name: str, markers: tuple[str, ...], hint: str) -> Path:
@@ -100,10 +86,7 @@ def locate(root: str, name: str, markers: tuple[str, ...], hint: str) -> Path:
         if any((folder / m).exists() for m in markers):
             return folder
     there = [p for p in tried if p.is_dir()]
-    found = "; ".join(
-        f"{p} holds {', '.join(sorted(x.name for x in p.iterdir())[:12]) or 'nothing'}"
-        for p in there
-    )
+    found = "; ".join(f"{p} holds {', '.join(sorted(x.name for x in p.iterdir())[:12]) or 'nothing'}" for p in there)
     raise FileNotFoundError(
         f"{name}: none of {', '.join(markers)} in {tried[0]} or {tried[1]}"
         f" ({found or 'neither folder exists'}).\n{hint}"

@@ -68,9 +68,7 @@ def load(
     raw = _hub_rows(split, hub_id) if hub_id else _file_rows(split, root)
     raw = list(enumerate(raw))
     if limit is not None and limit < len(raw):
-        raw = [
-            raw[i] for i in sorted(random.Random(seed).sample(range(len(raw)), limit))
-        ]
+        raw = [raw[i] for i in sorted(random.Random(seed).sample(range(len(raw)), limit))]
     prefix = f"{name}-{'train' if split == 'train' else 'test'}"
     for i, item in raw:
         yield _row(f"{prefix}-{i}", item["question"], item["answer"], name)
@@ -80,11 +78,7 @@ def _hub_rows(split: str, hub_id: str) -> list[dict]:
     from datasets import load_dataset
 
     configuration = None if Path(hub_id).is_dir() else "main"
-    return list(
-        load_dataset(
-            hub_id, configuration, split="train" if split == "train" else "test"
-        )
-    )
+    return list(load_dataset(hub_id, configuration, split="train" if split == "train" else "test"))
 
 
 def _file_rows(split: str, root: str) -> list[dict]:
@@ -96,20 +90,14 @@ def _file_rows(split: str, root: str) -> list[dict]:
 
             rows = pyarrow.parquet.read_table(path).to_pylist()
         else:
-            rows = [
-                json.loads(line)
-                for line in path.read_text(encoding="utf-8").splitlines()
-                if line.strip()
-            ]
+            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} ({path.stat().st_size} bytes) is not whole: {error}.\nDownload it again; {HINT}"
         ) from error
     for row in rows:
         if missing := {"question", "answer"} - set(row):
-            raise ValueError(
-                f"{path}: a row has no {', '.join(sorted(missing))}; its columns are {', '.join(row)}"
-            )
+            raise ValueError(f"{path}: a row has no {', '.join(sorted(missing))}; its columns are {', '.join(row)}")
     return rows
 
 
@@ -163,11 +151,7 @@ def trajectory(row: dict, env) -> list[dict]:
     text += _replace(tail, carried)
     values = [number(m["content"]) for m in completion if m["role"] == "tool"]
     if not _supported(row["gold"], values, tail):
-        reason = (
-            "annotation wrong"
-            if carried
-            else "final answer is not a result of the solution"
-        )
+        reason = "annotation wrong" if carried else "final answer is not a result of the solution"
         raise Rejected(row, reason, sft_only=True)
     completion.append(say(f"{tidy(text)}\n<answer>{row['gold']}</answer>".strip()))
     if rewards.score(row, completion)[rewards.PRIMARY["calculator"]] != 1.0:

@@ -30,9 +30,7 @@ def hardness(sql: str) -> str:
     joined = [_flat(j.args["on"]) for j in joins if j.args.get("on")]
     conditions = [c for part in (*joined, where, having) for c in part[0]]
     nested += sum(_is_nested(c) for c in conditions)
-    clauses = sum(
-        tree.args.get(k) is not None for k in ("where", "group", "order", "limit")
-    ) + len(joins)
+    clauses = sum(tree.args.get(k) is not None for k in ("where", "group", "order", "limit")) + len(joins)
     clauses += sum(part[1] for part in (*joined, where, having)) + sum(
         _unwrap(c)[0].key in ("like", "ilike") for c in conditions
     )
@@ -42,15 +40,8 @@ def hardness(sql: str) -> str:
     aggregates = sum(_leads_with_aggregate(e) for e in tree.expressions)
     aggregates += sum(_unwrap(c)[1] for c in where[0])
     aggregates += sum(_unwrap(c)[1] for c in having[0]) + max(len(having[0]) - 1, 0)
-    aggregates += sum(
-        isinstance(a, exp.AggFunc) for o in order for a in _operands(o.this)
-    )
-    others = (
-        (aggregates > 1)
-        + (len(tree.expressions) > 1)
-        + (len(where[0]) > 1)
-        + (len(group) > 1)
-    )
+    aggregates += sum(isinstance(a, exp.AggFunc) for o in order for a in _operands(o.this))
+    others = (aggregates > 1) + (len(tree.expressions) > 1) + (len(where[0]) > 1) + (len(group) > 1)
     return level(clauses, nested, others)
 
 
@@ -58,14 +49,11 @@ def level(clauses: int, nested: int, others: int) -> str:
     """The published thresholds."""
     if clauses <= 1 and others == 0 and nested == 0:
         return "easy"
-    if nested == 0 and (
-        (others <= 2 and clauses <= 1) or (clauses <= 2 and others < 2)
-    ):
+    if nested == 0 and ((others <= 2 and clauses <= 1) or (clauses <= 2 and others < 2)):
         return "medium"
-    if (
-        nested == 0
-        and ((others > 2 and clauses <= 2) or (2 < clauses <= 3 and others <= 2))
-    ) or (clauses <= 1 and others == 0 and nested <= 1):
+    if (nested == 0 and ((others > 2 and clauses <= 2) or (2 < clauses <= 3 and others <= 2))) or (
+        clauses <= 1 and others == 0 and nested <= 1
+    ):
         return "hard"
     return "extra"
 
@@ -96,11 +84,7 @@ def _unwrap(condition: exp.Expression) -> tuple[exp.Expression, bool]:
 def _is_nested(condition: exp.Expression) -> bool:
     inner, _ = _unwrap(condition)
     values = [inner.args.get(k) for k in ("expression", "query", "low", "high")]
-    return any(
-        isinstance(v, SUBQUERY)
-        or (isinstance(v, exp.Expression) and v.find(exp.Select))
-        for v in values
-    )
+    return any(isinstance(v, SUBQUERY) or (isinstance(v, exp.Expression) and v.find(exp.Select)) for v in values)
 
 
 def _operands(node: exp.Expression) -> list[exp.Expression]:

@@ -14,9 +14,7 @@ from pathlib import Path
 
 from tasks.base import estimate_tokens
 
-MAX_DISTINCT = (
-    3000  # values indexed per column, for finding the question's words in the data
-)
+MAX_DISTINCT = 3000  # values indexed per column, for finding the question's words in the data
 MAX_VALUE_CHARS = 32
 STYLES = ("compact", "ddl")
 
@@ -37,27 +35,17 @@ class Table:
     columns: list[Column]
 
     def neighbours(self) -> set[str]:
-        return {
-            c.reference.split("(")[0].strip('"').lower()
-            for c in self.columns
-            if c.reference
-        }
+        return {c.reference.split("(")[0].strip('"').lower() for c in self.columns if c.reference}
 
 
 @dataclass
 class Schema:
     tables: list[Table]
-    index: dict[
-        str, list[tuple[str, str, str]]
-    ]  # value in lower case -> (table, column, value) where it occurs
+    index: dict[str, list[tuple[str, str, str]]]  # value in lower case -> (table, column, value) where it occurs
 
 
 def quote(name: str) -> str:
-    return (
-        name
-        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
-        else '"' + name.replace('"', '""') + '"'
-    )
+    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
 
 
 def words(text: str) -> list[str]:
@@ -80,9 +68,7 @@ def stem(word: str) -> str:
     return word
 
 
-def read_schema(
-    db_path: str, meanings: dict[str, str] | None = None, keys: tuple = ()
-) -> Schema:
+def read_schema(db_path: str, meanings: dict[str, str] | None = None, keys: tuple = ()) -> Schema:
     """`meanings`: {"table.column" in lower case: text}; `keys`: extra foreign keys (table, column, table, column)."""
     stat = Path(db_path).stat()
     return _read_schema(
@@ -100,9 +86,7 @@ def _read_schema(db_path: str, mtime_ns: int, meanings: tuple, keys: tuple) -> S
         {(t.lower(), c.lower()): f"{quote(t2)}({quote(c2)})" for t, c, t2, c2 in keys},
     )
     # immutable: no lock files beside the database; the data is only read while rows are prepared
-    db = sqlite3.connect(
-        f"{Path(db_path).resolve().as_uri()}?mode=ro&immutable=1", uri=True
-    )
+    db = sqlite3.connect(f"{Path(db_path).resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
     try:
         names = "SELECT name FROM sqlite_master WHERE type IN ('table','view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
@@ -110,12 +94,8 @@ def _read_schema(db_path: str, mtime_ns: int, meanings: tuple, keys: tuple) -> S
         for (table,) in db.execute(names).fetchall():
             info = db.execute(f"PRAGMA table_info({_literal(table)})").fetchall()
             references = {
-                row[3].lower(): f"{quote(row[2])}({quote(row[4])})"
-                if row[4]
-                else quote(row[2])
-                for row in db.execute(
-                    f"PRAGMA foreign_key_list({_literal(table)})"
-                ).fetchall()
+                row[3].lower(): f"{quote(row[2])}({quote(row[4])})" if row[4] else quote(row[2])
+                for row in db.execute(f"PRAGMA foreign_key_list({_literal(table)})").fetchall()
             }
             columns = []
             for _, name, type_, _, _, key in info:
@@ -147,9 +127,7 @@ def _short_type(declared: str) -> str:
     return re.sub(r"\(.*", "", declared).strip().lower()
 
 
-def _values(
-    db: sqlite3.Connection, table: str, column: Column, index: dict
-) -> list[str]:
+def _values(db: sqlite3.Connection, table: str, column: Column, index: dict) -> list[str]:
     """The first distinct texts of a column for show; all of them (bounded) go into the index."""
     if column.type in ("int", "real", "blob"):
         return []
@@ -161,9 +139,7 @@ def _values(
     texts = [t for (t,) in rows if t and len(t) <= MAX_VALUE_CHARS and t.isprintable()]
     for text in texts:
         if re.search(r"[^\W\d_]", text):
-            index.setdefault(text.strip().lower(), []).append(
-                (table, column.name, text)
-            )
+            index.setdefault(text.strip().lower(), []).append((table, column.name, text))
     return texts[:8]
 
 
@@ -172,11 +148,7 @@ def mentioned_values(schema: Schema, question: str) -> dict[tuple[str, str], lis
     tokens = re.findall(r"[^\W_]+(?:[-'.&][^\W_]+)*|[^\w\s]", question)
     found: dict[tuple[str, str], list[str]] = {}
     spans = re.findall(r"[\"'“‘]([^\"'”’]+)[\"'”’]", question)
-    spans += [
-        " ".join(tokens[i : i + n])
-        for n in range(6, 0, -1)
-        for i in range(len(tokens) - n + 1)
-    ]
+    spans += [" ".join(tokens[i : i + n]) for n in range(6, 0, -1) for i in range(len(tokens) - n + 1)]
     for span in dict.fromkeys(s.strip().lower() for s in spans):
         if len(span) < 2 or span in _COMMON:
             continue
@@ -194,9 +166,7 @@ _COMMON = set(
 )
 
 
-def relevance(
-    schema: Schema, question: str, mentioned: dict
-) -> dict[tuple[str, str], float]:
+def relevance(schema: Schema, question: str, mentioned: dict) -> dict[tuple[str, str], float]:
     """Score of each (table, "") and (table, column) for a question: shared words, values found, joins to such tables."""
     asked = set(words(question)) - {stem(w) for w in _COMMON}
     score: dict[tuple[str, str], float] = {}
@@ -216,14 +186,9 @@ def relevance(
     links = {t.name: t.neighbours() for t in schema.tables}
     for table in schema.tables:
         around = [
-            o
-            for o in schema.tables
-            if o.name.lower() in links[table.name]
-            or table.name.lower() in links[o.name]
+            o for o in schema.tables if o.name.lower() in links[table.name] or table.name.lower() in links[o.name]
         ]
-        score[table.name, ""] += 0.4 * max(
-            (base[o.name, ""] for o in around), default=0.0
-        )
+        score[table.name, ""] += 0.4 * max((base[o.name, ""] for o in around), default=0.0)
     return score
 
 
@@ -244,21 +209,14 @@ def schema_text(
 ) -> str:
     """The prompt text of a database for a question, at most `schema_tokens` tokens."""
     if schema_style not in STYLES:
-        raise ValueError(
-            f"schema_style: {schema_style!r} is not one of {', '.join(STYLES)}"
-        )
+        raise ValueError(f"schema_style: {schema_style!r} is not one of {', '.join(STYLES)}")
     schema = read_schema(db_path, meanings, keys)
     mentioned = mentioned_values(schema, question)
-    shown = {
-        (t.name, c.name): _shown(c, mentioned.get((t.name, c.name), []), sample_values)
-        for t, c in _pairs(schema)
-    }
+    shown = {(t.name, c.name): _shown(c, mentioned.get((t.name, c.name), []), sample_values) for t, c in _pairs(schema)}
     text = "\n".join(_line(t, t.columns, shown, schema_style) for t in schema.tables)
     if count_tokens(text) <= schema_tokens:
         return text
-    return _pruned(
-        schema, shown, mentioned, question, schema_tokens, schema_style, count_tokens
-    )
+    return _pruned(schema, shown, mentioned, question, schema_tokens, schema_style, count_tokens)
 
 
 def _pairs(schema: Schema):
@@ -266,13 +224,7 @@ def _pairs(schema: Schema):
 
 
 def _shown(column: Column, mentioned: list[str], n: int) -> list[str]:
-    return (
-        list(dict.fromkeys(mentioned[:2] + column.values))[
-            : max(n, min(len(mentioned), 2))
-        ]
-        if n
-        else []
-    )
+    return list(dict.fromkeys(mentioned[:2] + column.values))[: max(n, min(len(mentioned), 2))] if n else []
 
 
 def _pruned(schema, shown, mentioned, question, budget, style, count) -> str:
@@ -280,18 +232,13 @@ def _pruned(schema, shown, mentioned, question, budget, style, count) -> str:
     score = relevance(schema, question, mentioned)
     order = {t.name: i for i, t in enumerate(schema.tables)}
     ranked = sorted(schema.tables, key=lambda t: (-score[t.name, ""], order[t.name]))
-    bare = {
-        at: [v for v in values if v in mentioned.get(at, ())]
-        for at, values in shown.items()
-    }
+    bare = {at: [v for v in values if v in mentioned.get(at, ())] for at, values in shown.items()}
     lines: dict[str, str] = {}
 
     def text_of(chosen: dict[str, str]) -> str:
         left = [quote(t.name) for t in schema.tables if t.name not in chosen]
         listed = [f"-- other tables: {', '.join(left)}"] if left else []
-        return "\n".join(
-            [chosen[n] for n in sorted(chosen, key=order.__getitem__)] + listed
-        )
+        return "\n".join([chosen[n] for n in sorted(chosen, key=order.__getitem__)] + listed)
 
     def fits(chosen: dict[str, str]) -> bool:
         return count(text_of(chosen)) <= budget
@@ -318,18 +265,13 @@ def _pruned(schema, shown, mentioned, question, budget, style, count) -> str:
 def _forms(table: Table, score: dict, shown: dict, bare: dict, style: str) -> list[str]:
     """A table's line from full to least: all with values, all columns, relevant columns and keys, keys and best."""
     ranked = sorted(table.columns, key=lambda c: -score[table.name, c.name])
-    relevant = {
-        c.name for c in ranked if c.key or c.reference or score[table.name, c.name] > 0
-    }
+    relevant = {c.name for c in ranked if c.key or c.reference or score[table.name, c.name] > 0}
     least = {c.name for c in table.columns if c.key} | {c.name for c in ranked[:2]}
     forms = [
         _line(table, table.columns, shown, style),
         _line(table, table.columns, bare, style),
     ]
-    forms += [
-        _line(table, [c for c in table.columns if c.name in keep], bare, style)
-        for keep in (relevant, least)
-    ]
+    forms += [_line(table, [c for c in table.columns if c.name in keep], bare, style) for keep in (relevant, least)]
     return list(dict.fromkeys(forms))
 
 
@@ -349,19 +291,10 @@ def _line(table: Table, columns: list[Column], shown: dict, style: str) -> str:
         items.append(f"PRIMARY KEY ({', '.join(composite)})")
         notes.append("")
     if len(columns) < len(table.columns):
-        notes[-1] = "; ".join(
-            x
-            for x in (notes[-1], f"{len(table.columns) - len(columns)} more columns")
-            if x
-        )
+        notes[-1] = "; ".join(x for x in (notes[-1], f"{len(table.columns) - len(columns)} more columns") if x)
     if style == "compact":
-        body = ", ".join(
-            f"{i} /* {n} */" if n else i for i, n in zip(items, notes, strict=True)
-        )
+        body = ", ".join(f"{i} /* {n} */" if n else i for i, n in zip(items, notes, strict=True))
         return f"CREATE TABLE {quote(table.name)} ({body});"
     commas = [","] * (len(items) - 1) + [""]
-    body = "\n".join(
-        f"  {i}{c}{' -- ' + n if n else ''}"
-        for i, c, n in zip(items, commas, notes, strict=True)
-    )
+    body = "\n".join(f"  {i}{c}{' -- ' + n if n else ''}" for i, c, n in zip(items, commas, notes, strict=True))
     return f"CREATE TABLE {quote(table.name)} (\n{body}\n);"

@@ -60,21 +60,15 @@ def load(
     """
     folder = locate(root, "spider", ("database",) if hub_id else FILES[split], HINT)
     if not (folder / "database").is_dir():
-        raise FileNotFoundError(
-            f"spider: {folder} has {_listing(folder)} but no database/ folder.\n{HINT}"
-        )
+        raise FileNotFoundError(f"spider: {folder} has {_listing(folder)} but no database/ folder.\n{HINT}")
     raw = _raw_rows(split, folder, train_others, hub_id)
     if limit is not None and limit < len(raw):
-        raw = [
-            raw[i] for i in sorted(random.Random(seed).sample(range(len(raw)), limit))
-        ]
+        raw = [raw[i] for i in sorted(random.Random(seed).sample(range(len(raw)), limit))]
     for item in raw:
         yield _row(item, folder, split, name, schema_options)
 
 
-def _raw_rows(
-    split: str, folder: Path, train_others: bool, hub_id: str | None
-) -> list[dict]:
+def _raw_rows(split: str, folder: Path, train_others: bool, hub_id: str | None) -> list[dict]:
     if hub_id:
         from datasets import load_dataset
 
@@ -82,12 +76,7 @@ def _raw_rows(
         return [dict(item) | {"id": f"{split}-{i}"} for i, item in enumerate(data)]
     path = next(folder / f for f in FILES[split] if (folder / f).exists())
     rows = _numbered(path, "train" if split == "train" else "dev")
-    if (
-        split == "train"
-        and train_others
-        and path.suffix == ".json"
-        and (folder / "train_others.json").exists()
-    ):
+    if split == "train" and train_others and path.suffix == ".json" and (folder / "train_others.json").exists():
         rows += _numbered(folder / "train_others.json", "others")
     return rows
 
@@ -106,15 +95,11 @@ def _numbered(path: Path, prefix: str) -> list[dict]:
         ) from error
     for item in items:
         if missing := {"question", "query", "db_id"} - set(item):
-            raise ValueError(
-                f"{path}: a row has no {', '.join(sorted(missing))}; its columns are {', '.join(item)}"
-            )
+            raise ValueError(f"{path}: a row has no {', '.join(sorted(missing))}; its columns are {', '.join(item)}")
     return [item | {"id": f"{prefix}-{i}"} for i, item in enumerate(items)]
 
 
-def _row(
-    item: dict, folder: Path, split: str, name: str, schema_options: dict
-) -> dict | Rejected:
+def _row(item: dict, folder: Path, split: str, name: str, schema_options: dict) -> dict | Rejected:
     raw = {
         "id": f"{name}-{item['id']}",
         "question": item["question"],
@@ -125,11 +110,7 @@ def _row(
     path = folder / "database" / db_id / f"{db_id}.sqlite"
     if item.get("db_path"):  # only the parquet layout has this column
         path = next(
-            (
-                p
-                for p in (Path(item["db_path"]), folder / item["db_path"])
-                if p.is_file()
-            ),
+            (p for p in (Path(item["db_path"]), folder / item["db_path"]) if p.is_file()),
             path,
         )
     if not path.is_file() or path.stat().st_size == 0:
@@ -141,9 +122,7 @@ def _row(
     except sqlglot.errors.SqlglotError:
         return Rejected(raw, "gold cannot be parsed")
     meanings, keys = annotations(str(folder)).get(db_id, ({}, ()))
-    schema = schema_text(
-        str(path), question, meanings=meanings, keys=keys, **schema_options
-    )
+    schema = schema_text(str(path), question, meanings=meanings, keys=keys, **schema_options)
     return {
         "id": raw["id"],
         "task": name,
@@ -172,14 +151,11 @@ def annotations(folder: str) -> dict[str, tuple[dict[str, str], tuple]]:
     for db in json.loads(path.read_text(encoding="utf-8")):
         tables, columns = db["table_names_original"], db["column_names_original"]
         meanings = {}
-        for (t, original), (_, natural) in zip(
-            columns, db["column_names"], strict=True
-        ):
+        for (t, original), (_, natural) in zip(columns, db["column_names"], strict=True):
             if t >= 0 and not says_it(original, natural):
                 meanings[f"{tables[t]}.{original}".lower()] = natural
         keys = tuple(
-            (tables[columns[a][0]], columns[a][1], tables[columns[b][0]], columns[b][1])
-            for a, b in db["foreign_keys"]
+            (tables[columns[a][0]], columns[a][1], tables[columns[b][0]], columns[b][1]) for a, b in db["foreign_keys"]
         )
         out[db["db_id"]] = (meanings, keys)
     return out
@@ -190,18 +166,12 @@ def says_it(name: str, natural: str) -> bool:
     short, long = words(name), words(natural)
     if "".join(short) == "".join(long):
         return True
-    return len(short) == len(long) and all(
-        _abbreviates(s, w) for s, w in zip(short, long, strict=True)
-    )
+    return len(short) == len(long) and all(_abbreviates(s, w) for s, w in zip(short, long, strict=True))
 
 
 def _abbreviates(short: str, word: str) -> bool:
     letters = iter(word)
-    return (
-        short[0] == word[0]
-        and len(short) >= min(3, len(word))
-        and all(c in letters for c in short)
-    )
+    return short[0] == word[0] and len(short) >= min(3, len(word)) and all(c in letters for c in short)
 
 
 def trajectory(row: dict, env) -> list[dict]:
@@ -215,11 +185,7 @@ def trajectory(row: dict, env) -> list[dict]:
     ]
     verdict = rewards.score(row, completion)[rewards.PRIMARY["sql"]]
     if verdict != 1.0:
-        reason = (
-            "gold fails"
-            if answer.lower().startswith("error")
-            else "gold is not judged correct"
-        )
+        reason = "gold fails" if answer.lower().startswith("error") else "gold is not judged correct"
         raise Rejected(row, f"{reason}: {answer.splitlines()[0][:120]}")
     return completion
 
