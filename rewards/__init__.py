@@ -6,6 +6,7 @@ A value is None where the judge could not tell (the infrastructure failed, gold 
 """
 
 from rewards.math import math_accuracy, math_brevity, math_format, math_reasoning
+from rewards.medical import medical_judge, medical_rule
 from rewards.sql import (
     exec_match,
     exec_match_strict,
@@ -25,22 +26,21 @@ BY_ENVIRONMENT = {
         turn_economy,
     ),
     "calculator": (math_accuracy, math_format, math_reasoning, math_brevity),
+    "medical": (medical_rule, medical_judge),
 }
-REWARDS = {
-    function.__name__: function
-    for functions in BY_ENVIRONMENT.values()
-    for function in functions
+REWARDS = {function.__name__: function for functions in BY_ENVIRONMENT.values() for function in functions}
+PRIMARY = {
+    "sql": "exec_match",
+    "calculator": "math_accuracy",
+    "medical": "medical_judge",
 }
-PRIMARY = {"sql": "exec_match", "calculator": "math_accuracy"}
 
 
 def score(row: dict, completion: list[dict]) -> dict[str, float | None]:
     return score_batch([row], [completion])[0]
 
 
-def score_batch(
-    rows: list[dict], completions: list[list[dict]]
-) -> list[dict[str, float | None]]:
+def score_batch(rows: list[dict], completions: list[list[dict]]) -> list[dict[str, float | None]]:
     """One dict an episode, in order; rows of different environments may be mixed."""
     out: list[dict[str, float | None]] = [{} for _ in rows]
     for environment, functions in BY_ENVIRONMENT.items():
@@ -55,7 +55,5 @@ def score_batch(
             for i, value in zip(places, values, strict=True):
                 out[i][function.__name__] = value
     if unknown := {row["environment"] for row in rows} - set(BY_ENVIRONMENT):
-        raise ValueError(
-            f"environment {', '.join(sorted(unknown))}: known are {', '.join(BY_ENVIRONMENT)}"
-        )
+        raise ValueError(f"environment {', '.join(sorted(unknown))}: known are {', '.join(BY_ENVIRONMENT)}")
     return out

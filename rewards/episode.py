@@ -9,9 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 
-_TAG = re.compile(
-    r"</?tool_call>|</?tool_response>|<\|[a-z_]+\|>|</?tools?>", re.IGNORECASE
-)
+_TAG = re.compile(r"</?tool_call>|</?tool_response>|<\|[a-z_]+\|>|</?tools?>", re.IGNORECASE)
 _THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL | re.IGNORECASE)
 
 
@@ -25,30 +23,20 @@ class Call:
 def text_of(message: dict) -> str:
     content = message.get("content")
     if isinstance(content, list):  # content blocks
-        content = "".join(
-            part["text"]
-            for part in content
-            if isinstance(part, dict) and "text" in part
-        )
+        content = "".join(part["text"] for part in content if isinstance(part, dict) and "text" in part)
     return content if isinstance(content, str) else ""
 
 
 def final_message(completion: list[dict]) -> str | None:
     """The text of the final message without its thoughts; None where the episode has no final message."""
-    if (
-        not completion
-        or completion[-1].get("role") != "assistant"
-        or completion[-1].get("tool_calls")
-    ):
+    if not completion or completion[-1].get("role") != "assistant" or completion[-1].get("tool_calls"):
         return None
     return without_thoughts(text_of(completion[-1]))
 
 
 def without_thoughts(text: str) -> str:
     text = _THINK.sub("", text)
-    return re.split(r"</think>", text, flags=re.IGNORECASE)[
-        -1
-    ].strip()  # one whose opening the template wrote
+    return re.split(r"</think>", text, flags=re.IGNORECASE)[-1].strip()  # one whose opening the template wrote
 
 
 def calls(completion: list[dict]) -> list[Call]:

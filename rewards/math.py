@@ -15,12 +15,14 @@ Not covered: expressions ("3 + 4" is no value), number words, intervals, symboli
 """
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 
 from rewards import episode
 
-MAX_TEXT = 20_000  # characters of a message that are read, from its end
+MAX_TEXT = 10_000  # characters of a message that are read, from its end
+MAX_PHRASES = 5  # times a message may say "the answer is"; earlier ones are not read
 MAX_DIGITS = 60
 RELATIVE = Fraction(1, 10**6)
 
@@ -30,32 +32,32 @@ BRIEF, LONG = (
 )  # characters of text: full brevity up to BRIEF, none from LONG on
 MAX_FINAL = 2000  # characters of a well-formed final message
 
-_ANSWER = re.compile(
-    r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE
-)
+_ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
 _HASHES = re.compile(r"^[ \t>*]*####[ \t]*([^\n#]+)", re.MULTILINE)
 _PHRASE = re.compile(
-    r"(?:final answer|correct answer|answer)(?:\s+(?:to|for)\s[^.\n:]{1,80}?)?\s*\**\s*(?:is|are|was|would be|equals|[:=])"
-    r"|(?:(?:最终|最后|正确)?的?(?:答案|结果)\s*(?:就?是|应?为|等于|[:：=])|(?:^|(?<=[\s。，；]))答\s*[:：])",
+    r"(?:final answer|correct answer|answer)(?:\s{1,3}(?:to|for)\s[^.\n:]{1,80}?)?\s{0,3}\*{0,3}\s{0,3}(?:is|are|was|would be|equals|[:=])"
+    r"|(?:(?:最终|最后|正确)?的?(?:答案|结果)\s{0,3}(?:就?是|应?为|等于|[:：=])|(?:^|(?<=[\s。，；]))答\s{0,3}[:：])",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[。！？；\n]|[.!?;](?=\s|$|\*)")
 
+# Blanks are bounded everywhere: unbounded neighbours (\s*\s*) take quadratic time on a message of blanks.
+_POWER = r"10\s{0,2}(?:\^|\*\*)\s{0,2}(?:\{\s?[+-]?\d+\s?\}|\(\s?[+-]?\d+\s?\)|[+-]?\d+)"
 _NUMBER = (
-    r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"  # 1,200.50 or 1200.5 or .5
-    r"(?:\s*(?:[x×*·]|\\times|\\cdot)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[+-]?\d+\s*\}|\(\s*[+-]?\d+\s*\)|[+-]?\d+)|[eE][+-]?\d+)?"
+    rf"(?:{_POWER}"  # 10^3
+    r"|(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"  # 1,200.50 or 1200.5 or .5
+    rf"(?:\s{{0,2}}(?:[x×*·]|\\times|\\cdot)\s{{0,2}}{_POWER}|[eE][+-]?\d+)?)"
 )
-_SIGN = r"(?:[-+]|minus\s|negative\s|负)?"
+_HALVES = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _VALUE = re.compile(
-    rf"(?P<sign>{_SIGN})\s*(?P<currency>[$€£¥₹]|US\$|RMB|USD|EUR)?\s*(?P<sign2>-?)\s*"
-    rf"(?:(?P<whole>\d+)\s+(?P<top>\d+)\s*/\s*(?P<bottom>\d+)|(?P<number>{_NUMBER})(?:\s*/\s*(?P<under>{_NUMBER}))?)"
-    r"(?P<times>\s*(?:thousand|million|billion|trillion|k\b|千|万|亿))?"
-    r"(?P<percent>\s*(?:%|％|percent\b|per cent\b))?",
+    r"(?:(?P<sign>[-+]|minus\s|negative\s|负)\s{0,3})?(?:(?P<currency>[$€£¥₹]|US\$|RMB|USD|EUR)\s{0,3})?(?P<sign2>-\s?)?"
+    rf"(?:(?P<whole>\d+)\s{{1,3}}(?P<top>\d+)\s?/\s?(?P<bottom>\d+)"
+    rf"|(?P<number>{_NUMBER})(?:\s?/\s?(?P<under>{_NUMBER}))?)"
+    r"(?P<times>\s?(?:thousand|million|billion|trillion|k\b|千|万|亿))?"
+    r"(?P<percent>\s?(?:%|％|percent\b|per cent\b))?",
     re.IGNORECASE,
 )
-_UNIT = re.compile(
-    r"\s*[^\W\d_°%][^\d=+*<>|]{0,60}(?:(?<=m)\^?[23])?|\s*°\s*[CFcf]?|\s*[$€£¥₹元]"
-)
+_UNIT = re.compile(r"\s{0,3}[^\W\d_°%][^\d=+*<>|]{0,60}(?:(?<=m)\^?[23])?|\s*°\s*[CFcf]?|\s*[$€£¥₹元]")
 _TIMES = {
     "thousand": 10**3,
     "k": 10**3,
@@ -87,9 +89,7 @@ _UNITS = {
     "liter": "liters litre litres l 升",
     "ml": "milliliter milliliters 毫升",
 }
-_UNIT_OF = {
-    name: unit for unit, names in _UNITS.items() for name in [unit, *names.split()]
-}
+_UNIT_OF = {name: unit for unit, names in _UNITS.items() for name in [unit, *names.split()]}
 
 
 @dataclass(frozen=True)
@@ -108,23 +108,15 @@ def final_answer(text: str) -> str | None:
     text = episode.without_thoughts(text)[-MAX_TEXT:]
     tagged = [_clean(t) for t in _ANSWER.findall(text)]
     if tagged:
-        return (
-            tagged[0]
-            if tagged[0] and all(_same(t, tagged[0]) for t in tagged)
-            else None
-        )
+        return tagged[0] if tagged[0] and all(_same(t, tagged[0]) for t in tagged) else None
     if hashed := _HASHES.findall(text):
         return _clean(hashed[-1]) or None
     if boxed := _boxed(text):
         return _clean(boxed[-1]) or None
-    for phrase in reversed(list(_PHRASE.finditer(text))):
-        start = phrase.end() + len(
-            re.match(r"[\s*]*", text[phrase.end() :])[0]
-        )  # "Answer:" on a line of its own
+    for phrase in reversed(list(_PHRASE.finditer(text))[-MAX_PHRASES:]):
+        start = phrase.end() + len(re.match(r"[\s*]*", text[phrase.end() :])[0])  # "Answer:" on a line of its own
         end = _SENTENCE_END.search(text, start)
-        if (
-            found := _stated(text[start : end.start() if end else len(text)])
-        ) is not None:
+        if (found := _stated(text[start : end.start() if end else len(text)])) is not None:
             return found
     whole = _clean(text)
     return whole if len(whole) <= 80 and read_value(whole) is not None else None
@@ -163,13 +155,9 @@ def _stated(rest: str) -> str | None:
 
 def _clean(text: str) -> str:
     """Without markup: bold, LaTeX delimiters and spacing, quotes, a final full stop."""
-    text = (
-        text.replace("\\$", "$")
-        .replace("\\%", "%")
-        .replace("−", "-")
-        .replace("–", "-")
-        .replace("，", ",")
-    )
+    text = re.sub(rf"[{_HALVES}]", lambda m: f" {unicodedata.normalize('NFKC', m[0])}", text)
+    text = text.replace("⁄", "/")
+    text = text.replace("\\$", "$").replace("\\%", "%").replace("−", "-").replace("–", "-").replace("，", ",")
     text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1", text)
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2", text)
     text = re.sub(
@@ -179,6 +167,11 @@ def _clean(text: str) -> str:
     )
     text = re.sub(r"^\$([^$]*)\$$", r"\1", text.strip())
     return text.strip().strip("\"'“”「」").rstrip("。.!:：").strip()
+
+
+def values_in(text: str) -> list[str]:
+    """Every value that a text mentions, as written."""
+    return [m.group().strip() for m in _VALUE.finditer(text) if _number(m) is not None]
 
 
 def read_value(text: str) -> Value | None:
@@ -199,19 +192,11 @@ def read_value(text: str) -> Value | None:
     if exact is None:
         return None
     plain = match["number"] is not None and match["under"] is None
-    mantissa = (
-        re.split(r"[eEx×*·\\]", match["number"])[0].replace(",", "") if plain else ""
-    )
-    decimals = (
-        len(mantissa.partition(".")[2])
-        if plain and mantissa == match["number"].replace(",", "")
-        else None
-    )
+    mantissa = re.split(r"[eEx×*·\\]", match["number"])[0].replace(",", "") if plain else ""
+    decimals = len(mantissa.partition(".")[2]) if plain and mantissa == match["number"].replace(",", "") else None
     if match["times"]:
         decimals = None
-    unit = _UNIT_OF.get(rest.strip().lower().rstrip("."), "") or _UNIT_OF.get(
-        (match["currency"] or "").lower(), ""
-    )
+    unit = _UNIT_OF.get(rest.strip().lower().rstrip("."), "") or _UNIT_OF.get((match["currency"] or "").lower(), "")
     digits = len(mantissa.replace(".", "").lstrip("0"))
     return Value(exact, decimals, digits, bool(match["percent"]), unit)
 
@@ -231,23 +216,15 @@ def _number(match: re.Match) -> Fraction | None:
             return None
         value /= under
     value *= _TIMES[match["times"].strip().lower()] if match["times"] else 1
-    negative = (
-        match["sign"].strip().lower() in ("-", "minus", "negative", "负")
-        or match["sign2"] == "-"
-    )
+    negative = bool(match["sign2"]) or (match["sign"] or "").strip().lower() in ("-", "minus", "negative", "负")
     return -value if negative else value
 
 
 def _literal(text: str) -> Fraction | None:
-    mantissa, *power = re.split(
-        r"[eE]|(?:[x×*·]|\\times|\\cdot)\s*10\s*(?:\^|\*\*)", text.replace(",", "")
-    )
-    exponent = int(power[0].strip().strip("{}()")) if power else 0
-    return (
-        Fraction(mantissa.strip()) * Fraction(10) ** exponent
-        if abs(exponent) <= 400
-        else None
-    )
+    power = re.search(r"(?:^|[x×*·]|\\times|\\cdot)\s*10\s*(?:\^|\*\*)(.*)|[eE](.*)", text)
+    exponent = int((power[1] or power[2]).strip(" {}()")) if power else 0
+    mantissa = text[: power.start()].replace(",", "").strip() if power else text.replace(",", "")
+    return Fraction(mantissa or 1) * Fraction(10) ** exponent if abs(exponent) <= 400 else None
 
 
 def math_equal(a, b) -> bool:
@@ -256,9 +233,7 @@ def math_equal(a, b) -> bool:
     left, right = read_value(a), read_value(b)
     if left is None or right is None:
         words = [" ".join(_clean(t).casefold().split()) for t in (a, b)]
-        return (
-            left is None and right is None and bool(words[0]) and words[0] == words[1]
-        )
+        return left is None and right is None and bool(words[0]) and words[0] == words[1]
     if left.unit and right.unit and left.unit != right.unit:
         return False
     if left.percent != right.percent:
@@ -284,9 +259,7 @@ def _close(a: Value, b: Value) -> bool:
         return False
     short = min(written, key=lambda v: v.decimals)
     other = b if short is a else a
-    return short.digits >= 3 and abs(short.exact - other.exact) <= Fraction(
-        1, 2 * 10**short.decimals
-    )
+    return short.digits >= 3 and abs(short.exact - other.exact) <= Fraction(1, 2 * 10**short.decimals)
 
 
 # The rewards. Defaults of the GSM8K recipe: math_accuracy 0.5, math_format 0.2, math_reasoning 0.2, math_brevity 0.1.
@@ -305,9 +278,7 @@ def math_format(completions, environment, gold, **columns) -> list[float | None]
 
 def math_reasoning(completions, environment, gold, **columns) -> list[float | None]:
     """For right answers: 0.5 for arithmetic done with the calculator, 0.5 more where a result of it is the answer."""
-    return _each(
-        completions, environment, gold, lambda c, g: _worked(c) if _right(c, g) else 0.0
-    )
+    return _each(completions, environment, gold, lambda c, g: _worked(c) if _right(c, g) else 0.0)
 
 
 def math_brevity(completions, environment, gold, **columns) -> list[float | None]:
@@ -339,10 +310,7 @@ def _well_formed(completion: list[dict]) -> bool:
     tagged = _ANSWER.findall(final)
     if len(tags) != 2 or len(tagged) != 1 or read_value(tagged[0]) is None:
         return False
-    return all(
-        episode.argument(c, "calculator", "expression") is not None
-        for c in episode.calls(completion)
-    )
+    return all(episode.argument(c, "calculator", "expression") is not None for c in episode.calls(completion))
 
 
 def _worked(completion: list[dict]) -> float:
@@ -350,12 +318,7 @@ def _worked(completion: list[dict]) -> float:
     results = []
     for call in episode.calls(completion):
         expression = episode.argument(call, "calculator", "expression")
-        if (
-            expression
-            and call.result
-            and not call.result.startswith("Error")
-            and read_value(expression) is None
-        ):
+        if expression and call.result and not call.result.startswith("Error") and read_value(expression) is None:
             results.append(call.result)
     if not results or answer is None:
         return 0.0
@@ -364,11 +327,7 @@ def _worked(completion: list[dict]) -> float:
 
 def _brevity(completion: list[dict]) -> float:
     spoken = episode.written(completion)
-    thought = "".join(
-        m["reasoning_content"]
-        for m in completion
-        if isinstance(m.get("reasoning_content"), str)
-    )
+    thought = "".join(m["reasoning_content"] for m in completion if isinstance(m.get("reasoning_content"), str))
     asked = sum(len(str(c.arguments)) for c in episode.calls(completion))
     length = len(spoken) + len(thought) + asked
     return min(1.0, max(0.0, (LONG - length) / (LONG - BRIEF)))

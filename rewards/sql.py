@@ -9,6 +9,7 @@ Every function takes TRL's keyword columns, one value an episode, and returns on
 not a SQL row, or where the judge could not tell (a failing gold, a missing database), never 0 for that.
 """
 
+import logging
 import os
 import re
 import time
@@ -20,6 +21,8 @@ from envs.sqlite_exec import QueryError, run_query
 from rewards import episode
 
 TOOL, ARGUMENT = "execute_sql", "query"
+logging.getLogger("sqlglot").setLevel(logging.CRITICAL)  # it warns of every odd query that a policy writes
+
 MAX_SQL = 4000  # characters that are parsed; longer queries earn no schema_linking
 MAX_NESTING = 20  # parentheses and CASEs within each other that are parsed
 MAX_FINAL = 2000  # characters of a well-formed final message
@@ -37,24 +40,16 @@ def final_sql(completion: list[dict]) -> str:
     final = episode.final_message(completion)
     if final and (blocks := _BLOCK.findall(final)):
         return blocks[-1].strip()
-    queries = [
-        q
-        for c in episode.calls(completion)
-        if (q := episode.argument(c, TOOL, ARGUMENT)) is not None
-    ]
+    queries = [q for c in episode.calls(completion) if (q := episode.argument(c, TOOL, ARGUMENT)) is not None]
     return queries[-1].strip() if queries else ""
 
 
-def exec_match(
-    completions, environment, gold, db_path, **columns
-) -> list[float | None]:
+def exec_match(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """1.0 where the answer gives gold's result, by the official evaluator's rules."""
     return _matches(completions, environment, gold, db_path, "official")
 
 
-def exec_match_strict(
-    completions, environment, gold, db_path, **columns
-) -> list[float | None]:
+def exec_match_strict(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """1.0 where the answer gives gold's result, by the strict rules of rewards.exec_match."""
     return _matches(completions, environment, gold, db_path, "strict")
 
@@ -62,46 +57,30 @@ def exec_match_strict(
 def executes(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """1.0 where the answer runs in the sandbox and reads a table of the database (SELECT 1 is no attempt)."""
     wanted = [
-        (p, final_sql(c)) if e == "sql" else None
-        for c, e, p in zip(completions, environment, db_path, strict=True)
+        (p, final_sql(c)) if e == "sql" else None for c, e, p in zip(completions, environment, db_path, strict=True)
     ]
     todo = list(dict.fromkeys(w for w in wanted if w is not None))
     deadline = time.monotonic() + BATCH_SECONDS
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        known = dict(
-            zip(todo, pool.map(lambda w: _runs(*w, deadline), todo), strict=True)
-        )
+        known = dict(zip(todo, pool.map(lambda w: runs(*w, deadline), todo), strict=True))
     return [None if w is None else known[w] for w in wanted]
 
 
-def schema_linking(
-    completions, environment, gold, db_path, **columns
-) -> list[float | None]:
+def schema_linking(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """F1 of the tables and columns that the answer names against those that gold names."""
     rows = zip(completions, environment, gold, db_path, strict=True)
     return [_linking(final_sql(c), g, p) if e == "sql" else None for c, e, g, p in rows]
 
 
-def sql_format(
-    completions, environment, gold, db_path, **columns
-) -> list[float | None]:
+def sql_format(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """1.0 for the protocol kept: valid calls only, at least one of them answered, then a short final message."""
-    return [
-        float(_well_formed(c)) if e == "sql" else None
-        for c, e in zip(completions, environment, strict=True)
-    ]
+    return [float(_well_formed(c)) if e == "sql" else None for c, e in zip(completions, environment, strict=True)]
 
 
-def turn_economy(
-    completions, environment, gold, db_path, **columns
-) -> list[float | None]:
+def turn_economy(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """For right answers: 1.0 for one or two queries, less for each more, 0.0 from six on and for none."""
-    right = _matches(
-        completions, environment, gold, db_path, "official"
-    )  # remembered by the judge, not run again
-    return [
-        r if not r else _economy(c) for c, r in zip(completions, right, strict=True)
-    ]
+    right = _matches(completions, environment, gold, db_path, "official")  # remembered by the judge, not run again
+    return [r if not r else _economy(c) for c, r in zip(completions, right, strict=True)]
 
 
 def _matches(completions, environment, gold, db_path, mode: str) -> list[float | None]:
@@ -111,32 +90,23 @@ def _matches(completions, environment, gold, db_path, mode: str) -> list[float |
 
     places = [i for i, e in enumerate(environment) if e == "sql"]
     answers = [final_sql(completions[i]) for i in places]
-    verdicts = exec_match_batch(
-        answers, [gold[i] for i in places], [db_path[i] for i in places], mode=mode
-    )
+    verdicts = exec_match_batch(answers, [gold[i] for i in places], [db_path[i] for i in places], mode=mode)
     out: list[float | None] = [None] * len(completions)
     for i, answer, verdict in zip(places, answers, verdicts, strict=True):
-        correct = (
-            verdict.correct if answer or verdict.correct is None else False
-        )  # no answer is never right
+        correct = verdict.correct if answer or verdict.correct is None else False  # no answer is never right
         out[i] = None if correct is None else float(correct)
     return out
 
 
-def _runs(db_path: str, sql: str, deadline: float) -> float | None:
+def runs(db_path: str, sql: str, deadline: float) -> float | None:
+    """1.0 where the query runs and reads a table, None where that cannot be known by the deadline (time.monotonic())."""
     if not sql:
         return 0.0
     left = deadline - time.monotonic()
     if left <= 0.05:
         return None  # the others of this batch used up the time
     try:
-        return float(
-            bool(
-                run_query(
-                    db_path, sql, timeout=min(QUERY_SECONDS, left), max_rows=1
-                ).tables
-            )
-        )
+        return float(bool(run_query(db_path, sql, timeout=min(QUERY_SECONDS, left), max_rows=1).tables))
     except QueryError as error:
         return None if error.kind == "infrastructure" else 0.0
 
@@ -173,11 +143,7 @@ def _names(sql: str, known: frozenset[str]) -> frozenset[tuple[str, str]] | None
     tree = statements[0]
     made = {c.alias.lower() for c in tree.find_all(exp.CTE)}
     aliases = {a.alias.lower() for a in tree.find_all(exp.Alias)}
-    names = {
-        ("table", t.name.lower())
-        for t in tree.find_all(exp.Table)
-        if t.name.lower() not in made
-    }
+    names = {("table", t.name.lower()) for t in tree.find_all(exp.Table) if t.name.lower() not in made}
     for column in tree.find_all(exp.Column):
         name = column.name.lower()
         # SQLite reads "France" as text where no column has that name; ORDER BY may name an alias
@@ -197,12 +163,7 @@ def _nesting(sql: str) -> int:
 
 def _well_formed(completion: list[dict]) -> bool:
     final = episode.final_message(completion)
-    if (
-        not final
-        or len(final) > MAX_FINAL
-        or len(_BLOCK.findall(final)) > 1
-        or episode.has_stray_tags(completion)
-    ):
+    if not final or len(final) > MAX_FINAL or len(_BLOCK.findall(final)) > 1 or episode.has_stray_tags(completion):
         return False
     made = episode.calls(completion)
     return (
@@ -214,8 +175,4 @@ def _well_formed(completion: list[dict]) -> bool:
 
 def _economy(completion: list[dict]) -> float:
     made = len(episode.calls(completion))
-    return (
-        0.0
-        if made == 0
-        else min(1.0, max(0.0, (MOST_CALLS - made) / (MOST_CALLS - FREE_CALLS)))
-    )
+    return 0.0 if made == 0 else min(1.0, max(0.0, (MOST_CALLS - made) / (MOST_CALLS - FREE_CALLS)))
