@@ -23,31 +23,20 @@ import argparse
 import hashlib
 import json
 import os
-import select
 import sys
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envs.sqlite_exec import QueryError, fingerprint, settled
-from envs.sqlite_worker import Worker, WorkerDied, borrow
+from rewards.exec_batch import Verdict, judge_pairs
 from rewards.exec_worker import Job
 
 MODES = ("official", "strict")
-CHUNK = 64  # pairs of one database that a worker gets at once
-QUICK_SECONDS = 0.05
-RESTART_SECONDS = 0.12  # what killing a worker and starting the next costs
 VERDICTS = 100_000  # kept in this process
 HASH_WHOLE = 256 << 20  # larger files are named by their first and last MiB and their stat
-
-
-@dataclass(frozen=True)
-class Verdict:
-    correct: bool | None  # None: undecided, not the prediction's fault
-    reason: str
 
 
 _verdicts: OrderedDict[tuple, Verdict] = OrderedDict()
@@ -83,151 +72,8 @@ def content_key(db_path: str, stat: tuple) -> str:
 
 
 def _verdict_key(job: Job, gold: str, pred: str) -> tuple:
-    text = "\0".join((job.mode, str(job.keep_distinct), gold, pred)).encode(errors="surrogatepass")
+    text = "\0".join((job.mode, f"{job.keep_distinct} {job.reverse}", gold, pred)).encode(errors="surrogatepass")
     return job.content, hashlib.blake2b(text, digest_size=16).digest()
-
-
-@dataclass
-class _Chunk:
-    job: Job
-    pairs: dict[int, tuple[str, str]]  # place in the batch -> gold, prediction; those not judged yet
-    alone: bool = False  # it holds one pair, so a death of the worker is that pair's
-    given: float = 0.0
-    gold_seconds: float | None = None  # known once gold has run, in a chunk that is not quick
-
-
-@dataclass
-class _Batch:
-    timeout: float
-    deadline: float  # time.monotonic() or inf
-    workers: list[Worker]
-    verdicts: dict[int, Verdict] = field(default_factory=dict)
-    cacheable: set[int] = field(default_factory=set)
-    slow: list[_Chunk] = field(default_factory=list)
-    deaths: dict[int, int] = field(default_factory=dict)
-
-    def run(self, chunks: deque[_Chunk], quick: float) -> None:
-        """Hand out the chunks until all are judged. quick: seconds a query, 0 for the full limits, one pair a chunk."""
-        busy: dict[int, tuple[int, _Chunk]] = {}  # descriptor -> position in self.workers, what it works on
-        free = list(range(len(self.workers)))
-        while chunks or busy:
-            while chunks and free:
-                position = free.pop()
-                chunk = _take(chunks, [worker.seen for worker in self.workers], position)
-                if not self._start(position, chunk, quick, len(chunks) + len(busy) + 1):
-                    free.append(position)
-                    continue
-                busy[self.workers[position].process.stdout.fileno()] = (position, chunk)
-            if not busy:
-                continue
-            until = min([self.deadline + 0.1 * self.timeout, *(self.workers[p].until for p, _ in busy.values())])
-            ready = select.select(list(busy), [], [], min(60.0, max(0.0, until - time.monotonic())))[0]
-            if not ready and time.monotonic() >= until:
-                ready = list(busy)  # nothing should get here: the alarms did not ring, or the machine stood still
-                for position, _ in busy.values():
-                    self.workers[position].kill()
-            for descriptor in ready:
-                position, chunk = busy[descriptor]
-                if self._hear(position, chunk, chunks, quick):
-                    del busy[descriptor]
-                    free.append(position)
-
-    def _start(self, position: int, chunk: _Chunk, quick: float, waiting: int) -> bool:
-        worker, left = self.workers[position], self.deadline - time.monotonic()
-        if left <= 0.02:
-            for index in chunk.pairs:
-                self.verdicts.setdefault(
-                    index, Verdict(None, "the time of the batch was used up before this pair was judged")
-                )
-            return False
-        share = left * len(self.workers) / waiting - RESTART_SECONDS
-        chunk.given = quick or max(0.05, min(self.timeout, left, share))
-        chunk.gold_seconds = None
-        worker.seen.add(chunk.job.content)
-        arguments = (
-            chunk.job,
-            [(i, *pair) for i, pair in chunk.pairs.items()],
-            chunk.given,
-            bool(quick),
-            self.deadline < float("inf"),
-        )
-        try:
-            worker.send("rewards.exec_worker:judge", arguments, 0)
-        except WorkerDied as death:
-            self._bury(position, chunk, deque(), death, quick)
-            return False
-        self._expect(worker, chunk)
-        return True
-
-    def _expect(self, worker: Worker, chunk: _Chunk) -> None:
-        worker.until = time.monotonic() + 3 * chunk.given + 2.0
-
-    def _hear(self, position: int, chunk: _Chunk, chunks: deque[_Chunk], quick: float) -> bool:
-        """Take one message; True when the worker is free again."""
-        worker = self.workers[position]
-        try:
-            answer = worker.receive()
-        except WorkerDied as death:
-            self._bury(position, chunk, chunks, death, quick)
-            return True
-        if answer == "done":
-            return True
-        if isinstance(answer, Exception):
-            raise answer
-        self._expect(worker, chunk)
-        for index, status, reason, cacheable in answer:
-            if status == "gold":
-                chunk.gold_seconds = reason
-                continue
-            pair = chunk.pairs.pop(index)
-            if status == "slow":
-                self.slow.append(_Chunk(chunk.job, {index: pair}, alone=True))
-            elif status == "timeout":
-                self.verdicts[index] = self._late(chunk)
-            else:
-                self.verdicts[index] = Verdict(status, reason)
-                if cacheable:
-                    self.cacheable.add(index)
-        return False
-
-    def _bury(self, position: int, chunk: _Chunk, chunks: deque[_Chunk], death: WorkerDied, quick: float) -> None:
-        """Replace the dead worker; judge again, one by one, what it had not reported."""
-        self.workers[position] = Worker()
-        for index, pair in chunk.pairs.items():
-            again = _Chunk(chunk.job, {index: pair}, alone=True)
-            if not chunk.alone:
-                chunks.appendleft(again)
-            elif death.timed_out and quick:
-                self.slow.append(again)
-            elif death.timed_out:
-                self.verdicts[index] = self._late(chunk)
-            else:
-                self.deaths[index] = self.deaths.get(index, 0) + 1
-                if self.deaths[index] < 2:
-                    chunks.appendleft(again)
-                else:
-                    self.verdicts[index] = Verdict(None, "the worker that judged it was killed twice")
-
-    def _late(self, chunk: _Chunk) -> Verdict:
-        if chunk.gold_seconds is None:
-            return Verdict(None, f"gold fails: it ran longer than {chunk.given:.3g} s")
-        if chunk.given >= 0.99 * self.timeout or chunk.given >= 10 * chunk.gold_seconds:
-            return Verdict(False, f"timeout: ran longer than {chunk.given:.3g} s (gold: {chunk.gold_seconds:.3g} s)")
-        return Verdict(None, f"the batch had only {chunk.given:.3g} s for it (gold: {chunk.gold_seconds:.3g} s)")
-
-
-def _take(chunks: deque[_Chunk], seen: list[set[str]], position: int) -> _Chunk:
-    """The next chunk for this worker: a database that it has open, else one that nobody has, else the first."""
-    best = None
-    for place, chunk in enumerate(chunks):
-        if chunk.job.content in seen[position]:
-            best = place
-            break
-        if best is None and not any(chunk.job.content in other for other in seen):
-            best = place
-    chunk = chunks[best or 0]
-    del chunks[best or 0]
-    return chunk
 
 
 def exec_match_batch(
@@ -239,24 +85,62 @@ def exec_match_batch(
     timeout: float = 10.0,
     batch_timeout: float | None = 10.0,
     workers: int | None = None,
+    neighbours: int | Mapping[str, Sequence[str | Path]] = 0,
 ) -> list[Verdict]:
-    """Judge many predictions; the whole call takes no longer than batch_timeout (None: as long as `timeout` for each lasts)."""
+    """Judge many predictions; the whole call takes no longer than batch_timeout (None: as long as `timeout` for each lasts).
+
+    neighbours: a correct prediction must also match gold on this many mutated copies of its database (rewards/neighbours.py); or
+    the copies themselves, {db_path: paths}, made beforehand with the golds of the whole data set, which catches more.
+    """
     if mode not in MODES:
         raise ValueError(f"mode is one of {', '.join(MODES)}, found {mode!r}")
     if not len(preds) == len(golds) == len(db_paths):
         raise ValueError(f"one gold and one database a prediction, found {len(preds)} {len(golds)} {len(db_paths)}")
+    db_paths = [str(path) for path in db_paths]
+    if isinstance(neighbours, int):
+        from rewards.neighbours import make_neighbours
+
+        copies = {path: make_neighbours(path, neighbours) for path in set(db_paths)} if neighbours else {}
+    else:
+        copies = neighbours
     deadline = time.monotonic() + batch_timeout if batch_timeout else float("inf")
+    limits = timeout, deadline, workers or os.cpu_count() or 1
+    verdicts = _judge_all(preds, golds, db_paths, (mode, keep_distinct, False), limits)
+    return _harden(verdicts, preds, golds, db_paths, copies, (mode, keep_distinct), limits) if copies else verdicts
+
+
+def _harden(
+    verdicts: list, preds: Sequence, golds: Sequence, db_paths: list[str], copies: Mapping, how: tuple, limits: tuple
+) -> list:
+    """A gold whose result on a copy hangs on the order in which SQLite scans it (ties at a LIMIT) says nothing there."""
+    checks = [(i, str(copy)) for i, v in enumerate(verdicts) if v.correct for copy in copies.get(db_paths[i], ())]
+    texts, paths = [golds[i] for i, _ in checks], [copy for _, copy in checks]
+    steady = _judge_all(texts, texts, paths, (*how, True), limits)
+    checks = [check for check, verdict in zip(checks, steady, strict=True) if verdict.correct]
+    wanted = [golds[i] for i, _ in checks]
+    found = _judge_all([preds[i] for i, _ in checks], wanted, [copy for _, copy in checks], (*how, False), limits)
+    for (i, copy), verdict in zip(checks, found, strict=True):
+        if verdict.correct is False:
+            verdicts[i] = Verdict(False, f"right on this database by accident; on {Path(copy).name}: {verdict.reason}")
+    return verdicts
+
+
+def _judge_all(
+    preds: Sequence, golds: Sequence, db_paths: list[str], how: tuple[str, bool, bool], limits: tuple
+) -> list[Verdict]:
     answers: list[Verdict | None] = [None] * len(preds)
     jobs: dict[str, Job | Verdict] = {}
     same: dict[tuple, list[int]] = {}  # verdict key -> the places that wait for it
-    for place, (pred, gold, path) in enumerate(zip(preds, golds, map(str, db_paths), strict=True)):
+    for place, (pred, gold, path) in enumerate(zip(preds, golds, db_paths, strict=True)):
         if path not in jobs:
-            jobs[path] = _job(path, mode, keep_distinct)
+            jobs[path] = _job(path, *how)
         job = jobs[path]
         if isinstance(job, Verdict):
             answers[place] = job
         elif not isinstance(pred, str):
             answers[place] = Verdict(False, f"a prediction is text, not {type(pred).__name__}")
+        elif not isinstance(gold, str):
+            answers[place] = Verdict(None, f"gold is text, not {type(gold).__name__}")
         else:
             key = _verdict_key(job, gold, pred)
             known = _verdicts.get(key)
@@ -267,10 +151,8 @@ def exec_match_batch(
     if same:
         work: dict[str, dict[int, tuple[str, str]]] = {}
         for first, *_ in same.values():
-            work.setdefault(str(db_paths[first]), {})[first] = golds[first], preds[first]
-        batch = _judge(
-            [(jobs[p], pairs) for p, pairs in work.items()], timeout, deadline, workers or os.cpu_count() or 1
-        )
+            work.setdefault(db_paths[first], {})[first] = golds[first], preds[first]
+        batch = judge_pairs([(jobs[path], pairs) for path, pairs in work.items()], *limits)
         for (_, *key), places in same.items():
             verdict = batch.verdicts[places[0]]
             for place in places:
@@ -283,40 +165,15 @@ def exec_match_batch(
     return answers
 
 
-def _job(path: str, mode: str, keep_distinct: bool) -> Job | Verdict:
+def _job(path: str, mode: str, keep_distinct: bool, reverse: bool) -> Job | Verdict:
     path = os.path.abspath(path)
     try:
         stat = fingerprint(path)
-        return Job(path, content_key(path, stat), stat, mode, keep_distinct)
+        return Job(path, content_key(path, stat), stat, mode, keep_distinct, reverse)
     except QueryError as error:
         return Verdict(None, str(error))
     except OSError as error:
         return Verdict(None, f"cannot read the database {path}: {error.strerror}")
-
-
-def _judge(work: list[tuple[Job, dict]], timeout: float, deadline: float, workers: int) -> _Batch:
-    count = sum(len(pairs) for _, pairs in work)
-    patience = min(timeout, max(0.0, deadline - time.monotonic()))
-    with borrow(max(1, min(workers, (count + 7) // 8)), patience) as lent:
-        batch = _Batch(timeout, deadline, lent)
-        if not lent:
-            busy = Verdict(None, f"every worker of the sandbox was busy for {patience:g} s")
-            batch.verdicts = {index: busy for _, pairs in work for index in pairs}
-        elif count <= 2:
-            batch.run(
-                deque(_Chunk(job, {i: pair}, alone=True) for job, pairs in work for i, pair in pairs.items()), 0.0
-            )
-        else:
-            size = max(1, min(CHUNK, count // (4 * len(lent))))
-            chunks: deque[_Chunk] = deque()
-            for job, pairs in work:
-                items = list(pairs.items())
-                for start in range(0, len(items), size):
-                    chunks.append(_Chunk(job, dict(items[start : start + size]), alone=size == 1))
-            share = 0.3 * (deadline - time.monotonic()) * len(lent) / count
-            batch.run(chunks, min(QUICK_SECONDS, max(0.005, share)))
-            batch.run(deque(batch.slow), 0.0)
-        return batch
 
 
 def exec_match(
@@ -326,9 +183,20 @@ def exec_match(
     mode: str = "official",
     keep_distinct: bool = False,
     timeout: float = 10.0,
+    neighbours: int | Mapping[str, Sequence[str | Path]] = 0,
 ) -> Verdict:
     """One pair. timeout: seconds for gold, and for the prediction. correct is None where nobody can tell."""
-    return exec_match_batch([pred], [gold], [db_path], mode, keep_distinct, timeout, None, 1)[0]
+    return exec_match_batch([pred], [gold], [db_path], mode, keep_distinct, timeout, None, 1, neighbours)[0]
+
+
+def neighbours_of(db_paths: Sequence[str | Path], golds: Sequence[str], k: int) -> dict[str, list[Path]]:
+    """k copies of each database, made with the constants of all its golds: what exec_match_batch takes as `neighbours`."""
+    from rewards.neighbours import make_neighbours
+
+    asked: dict[str, set[str]] = {}
+    for path, gold in zip(db_paths, golds, strict=True):
+        asked.setdefault(str(path), set()).add(gold)
+    return {path: make_neighbours(path, k, golds=sorted(found)) for path, found in asked.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -339,6 +207,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--keep_distinct", action="store_true", help="official mode: do not drop DISTINCT")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds a query")
+    parser.add_argument("--neighbours", type=int, default=0, metavar="K", help="must match on K mutated copies as well")
     parser.add_argument("--out", type=Path, help="write each row with its verdict here")
     args = parser.parse_args(argv)
     rows = _read_rows(args.pairs)
@@ -347,7 +216,20 @@ def main(argv: list[str] | None = None) -> None:
     paths = [args.db_root / row["db_id"] / f"{row['db_id']}.sqlite" for row in rows]
     started = time.perf_counter()
     preds, golds = [row["pred"] for row in rows], [row["gold"] for row in rows]
-    verdicts = exec_match_batch(preds, golds, paths, args.mode, args.keep_distinct, args.timeout, None, args.workers)
+    if args.neighbours:
+        copies = neighbours_of(paths, golds, args.neighbours)
+        started = time.perf_counter()
+    verdicts = exec_match_batch(
+        preds,
+        golds,
+        paths,
+        args.mode,
+        args.keep_distinct,
+        args.timeout,
+        None,
+        args.workers,
+        copies if args.neighbours else 0,
+    )
     seconds = time.perf_counter() - started
     if args.out:
         lines = [
@@ -374,7 +256,7 @@ def _read_rows(path: Path) -> list[dict]:
     if not path.is_file():
         sys.exit(f"--pairs {path}: no such file; it is JSONL, one row {{db_id, gold, pred}} a line")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue
         try:
