@@ -28,6 +28,13 @@ BY_ENVIRONMENT = {
     "calculator": (math_accuracy, math_format, math_reasoning, math_brevity),
     "medical": (medical_rule, medical_judge),
 }
+# The weights that recipes start from. A wrong episode earns at most 0.3 (SQL), 0.2 (maths), a right one at
+# least 1.0, 0.5: shaping breaks ties and never outweighs being right.
+WEIGHTS = {
+    "sql": {"exec_match": 1.0, "executes": 0.1, "schema_linking": 0.1, "sql_format": 0.1, "turn_economy": 0.05},
+    "calculator": {"math_accuracy": 0.5, "math_format": 0.2, "math_reasoning": 0.2, "math_brevity": 0.1},
+    "medical": {"medical_rule": 1.0, "medical_judge": 1.0},  # the rule is 0.1 by itself
+}
 REWARDS = {function.__name__: function for functions in BY_ENVIRONMENT.values() for function in functions}
 PRIMARY = {
     "sql": "exec_match",
@@ -57,3 +64,8 @@ def score_batch(rows: list[dict], completions: list[list[dict]]) -> list[dict[st
     if unknown := {row["environment"] for row in rows} - set(BY_ENVIRONMENT):
         raise ValueError(f"environment {', '.join(sorted(unknown))}: known are {', '.join(BY_ENVIRONMENT)}")
     return out
+
+
+def total(scores: dict[str, float | None], environment: str) -> float:
+    """The weighted sum under WEIGHTS; an undecided reward adds nothing, as in training."""
+    return sum(weight * (scores[name] or 0.0) for name, weight in WEIGHTS[environment].items())

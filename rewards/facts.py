@@ -1,8 +1,7 @@
 """The offline judge: what a free-text answer states of the facts it should state. Deterministic, no network.
 
 A numeric fact is stated where the answer holds an equal number, any other where it holds the fact's words side by side.
-Numbers that neither the question, the reference nor the facts know, and length far beyond the reference, divide the
-accuracy, so that listing everything does not pay; where a number is asked for, no right number means no accuracy. Facts
+Numbers that neither the question, the reference nor the facts know, and length far beyond the reference, divide it all, so that listing everything does not pay; where a number is asked for, no right number means no accuracy. Facts
 that the question itself holds do not count. Not covered: negation ("it is not aspirin"), paraphrase, style.
 """
 
@@ -68,8 +67,10 @@ def offline_scores(case: Case) -> Scores:
     invented = sum(not any(math_equal(n, k) for k in known) for n in numbers[:200])
     # room to speak: three times the reference and a few sentences
     excess = max(1.0, len(words(answer)) / (3 * len(words(case.reference)) + 40))
-    accuracy = 0.0 if missed else len(stated) / (len(stated) + invented) / excess
-    return Scores(accuracy, len(stated) / len(facts), 1 / excess, 1.0)
+    precision = len(stated) / (len(stated) + invented)
+    accuracy = 0.0 if missed else precision / excess
+    completeness = len(stated) / len(facts) * precision / excess
+    return Scores(accuracy, completeness, 1 / excess, 1.0)
 
 
 def _spoken(text: str) -> str:

@@ -51,8 +51,10 @@ def _rule(completion: list[dict], db_path: str, deadline: float) -> float | None
 
 
 def copied(completion: list[dict]) -> bool:
-    """Whether the final message is the look of a tool result, or a query, instead of an answer."""
+    """Whether the final message is the look of a tool result, a query, or a call that failed, instead of an answer."""
     final = episode.final_message(completion) or ""
+    if episode.has_stray_tags([{"role": "assistant", "content": final}]):
+        return True
     shown = {
         line.strip()
         for m in completion

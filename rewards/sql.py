@@ -31,6 +31,8 @@ FREE_CALLS, MOST_CALLS = (
     6,
 )  # tool calls: full economy up to FREE_CALLS, none from MOST_CALLS on
 QUERY_SECONDS, BATCH_SECONDS = 3.0, 10.0  # limits of `executes`
+JUDGE_SECONDS, PAIRS_PER_SECOND = 5.0, 50  # a query's limit in the judge; a batch may take BATCH_SECONDS and this rate
+MOST_JUDGED = 50_000
 
 _BLOCK = re.compile(r"```[ \t]*sql(?:ite)?[ \t]*\n?(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -79,21 +81,35 @@ def sql_format(completions, environment, gold, db_path, **columns) -> list[float
 
 def turn_economy(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """For right answers: 1.0 for one or two queries, less for each more, 0.0 from six on and for none."""
-    right = _matches(completions, environment, gold, db_path, "official")  # remembered by the judge, not run again
+    right = _matches(completions, environment, gold, db_path, "official")  # remembered, not run again
     return [r if not r else _economy(c) for c, r in zip(completions, right, strict=True)]
 
 
-def _matches(completions, environment, gold, db_path, mode: str) -> list[float | None]:
-    from rewards.exec_match import (
-        exec_match_batch,
-    )  # here, so that `python -m rewards.exec_match` is loaded only once
+_judged: dict[
+    tuple, bool
+] = {}  # (mode, answer, gold, database, its mtime) -> verdict, also of those that ran into a limit
 
-    places = [i for i, e in enumerate(environment) if e == "sql"]
-    answers = [final_sql(completions[i]) for i in places]
-    verdicts = exec_match_batch(answers, [gold[i] for i in places], [db_path[i] for i in places], mode=mode)
+
+def _matches(completions, environment, gold, db_path, mode: str) -> list[float | None]:
+    from rewards.exec_match import exec_match_batch  # here, so that `python -m rewards.exec_match` is loaded only once
+
+    keys: dict[int, tuple] = {}
+    for i, kind in enumerate(environment):
+        if kind == "sql":
+            changed = os.stat(db_path[i]).st_mtime_ns if os.path.exists(db_path[i]) else 0
+            keys[i] = (mode, final_sql(completions[i]), gold[i], db_path[i], changed)
+    if len(_judged) > MOST_JUDGED:
+        _judged.clear()
+    # no answer is never right, though the official evaluator takes it for an empty result in one of its modes
+    todo = [k for k in dict.fromkeys(keys.values()) if k[1] and k not in _judged]
+    columns = ([k[part] for k in todo] for part in (1, 2, 3))
+    verdicts = exec_match_batch(
+        *columns, mode=mode, timeout=JUDGE_SECONDS, batch_timeout=BATCH_SECONDS + len(todo) / PAIRS_PER_SECOND
+    )
+    _judged.update((k, v.correct) for k, v in zip(todo, verdicts, strict=True) if v.correct is not None)
     out: list[float | None] = [None] * len(completions)
-    for i, answer, verdict in zip(places, answers, verdicts, strict=True):
-        correct = verdict.correct if answer or verdict.correct is None else False  # no answer is never right
+    for i, key in keys.items():
+        correct = _judged.get(key) if key[1] else False
         out[i] = None if correct is None else float(correct)
     return out
 
