@@ -263,7 +263,11 @@ def _execute(
     cursor = None
     try:
         cursor = connection.execute(sql)
-        columns = [column[0] for column in cursor.description or ()]
+        if (
+            cursor.description is None
+        ):  # REINDEX without an index asks the authorizer nothing, and a comment is no query
+            raise QueryError("the text holds no query that gives a result", "denied" if sql.strip() else "sql")
+        columns = [column[0] for column in cursor.description]
         wanted = limits.max_rows if expect is None else expect(len(columns))
         rows, truncated = _fetch(cursor, wanted, limits.max_bytes)
     except sqlite3.OperationalError as error:
@@ -339,7 +343,7 @@ def run_query(
     from envs.sqlite_worker import WorkerDied, borrow  # here, as the worker itself imports this module
 
     request = os.path.abspath(db_path), sql, Limits(timeout, max_rows, max_bytes, max_bytes, max_steps)
-    for attempt in range(2):
+    for _ in range(2):
         with borrow(1, timeout) as workers:
             if not workers:
                 raise QueryError(f"every worker of the sandbox was busy for {timeout:g} s", "infrastructure")

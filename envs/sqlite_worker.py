@@ -81,8 +81,8 @@ class Worker:
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
-            self.kill()
             code = None
+        self.kill()
         return WorkerDied(code == -signal.SIGALRM, code)
 
     def alive(self) -> bool:
@@ -216,7 +216,7 @@ def _serve() -> None:
         alarm(timeout)
         try:
             answer = functions[name](*arguments)
-        except Exception as error:  # noqa: BLE001 - sent to the caller, who raises it
+        except Exception as error:  # sent to the caller, who raises it
             answer = error
         alarm(0)
         try:

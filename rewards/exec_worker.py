@@ -77,8 +77,6 @@ def _gold(job: Job, sql: str, timeout: float, quick: bool) -> Gold:
         return Gold(None, f"gold fails: {error}", b"", ordered)
     if result.truncated:
         return Gold(None, f"gold gives more than {GOLD_ROWS} rows or {GOLD_BYTES} bytes", b"", ordered)
-    if not result.columns:
-        return Gold(None, "gold holds no query", b"", ordered)
     gold = Gold(result, "", packed(result.rows), ordered, canonical_text(text))
     if result.steady and len(gold.blob) * 5 < GOLD_CACHE_BYTES:
         _golds[key] = gold
@@ -91,8 +89,9 @@ def _gold(job: Job, sql: str, timeout: float, quick: bool) -> Gold:
 def _verdict(job: Job, gold: Gold, pred: str, timeout: float, quick: bool) -> tuple[bool | None, str, bool]:
     """-> (correct, reason, may be cached)"""
     official, answer = job.mode == "official", gold.result
-    if not pred.strip() and not (official and job.keep_distinct):
-        return False, "empty prediction", True
+    if not pred.strip():
+        as_official = official and job.keep_distinct and not answer.rows  # that tool runs it and gets no rows
+        return as_official, "empty prediction" + ", empty gold" * as_official, answer.steady
     text = official_text(pred, job.keep_distinct) if official else normalise(pred)
     if answer.steady and not job.reverse and canonical_text(text) == gold.text:
         return True, "same query", True
@@ -107,14 +106,13 @@ def _verdict(job: Job, gold: Gold, pred: str, timeout: float, quick: bool) -> tu
         expect=lambda columns: len(answer.rows) if columns == len(answer.columns) else 0,
     )
     steady = answer.steady and result.steady
-    if not result.columns and not (official and job.keep_distinct and not pred.strip()):
-        return False, "no query in the prediction", True
     if result.truncated or len(result.rows) != len(answer.rows):
         if len(result.columns) != len(answer.columns):
             return False, f"{len(result.columns)} columns, gold has {len(answer.columns)}", steady
         found = f"more than {len(result.rows)}" if result.truncated else str(len(result.rows))
         return False, f"{found} rows, gold has {len(answer.rows)}", steady
-    if not official and answer.tables and (not result.tables or not answer.rows and result.tables != answer.tables):
+    constant = bool(result.tables) != bool(answer.tables)
+    if not official and (constant or not answer.rows and result.tables != answer.tables):
         return False, f"reads {_names(result.tables)}, gold reads {_names(answer.tables)}", steady
     if gold.blob == packed(result.rows):
         return True, "same result", steady

@@ -42,6 +42,7 @@ class Column:
     parent: tuple[str, str] | None = None  # declared foreign key
     pool: list = field(default_factory=list)
     edges: list = field(default_factory=list)
+    constants: list = field(default_factory=list)  # that golds compare it with, and what lies next to them
 
 
 @dataclass
@@ -215,13 +216,14 @@ def _fill_pool(
         not column.pool and any(t in column.kind for t in ("INT", "REAL", "NUM", "FLOA", "DOUB", "DEC"))
     )
     edges: list = []
+    near: list = []
     for constant in sorted(constants, key=repr):
         if isinstance(constant, (int, float)):
-            edges += [constant - 1, constant, constant, constant + 1] if numeric else [str(constant)]
+            near += [constant - 1, constant, constant, constant + 1] if numeric else [str(constant)]
         elif not numeric:
-            edges += [constant, constant, f"{constant} x", constant.lower()]
+            near += [constant, constant, f"{constant} x", constant.lower()]
         else:
-            edges += [float(constant)] if constant.replace(".", "", 1).isdigit() else []
+            near += [float(constant)] if constant.replace(".", "", 1).isdigit() else []
     if numbers and numeric:
         low, high = min(numbers), max(numbers)
         edges += [low, high, low - 1, high + 1]
@@ -229,19 +231,21 @@ def _fill_pool(
         start = int(low // step)
         edges += [n * step for n in range(start, min(start + 100, int(high // step) + 1)) if n % 5 == 0]
         if all(isinstance(value, int) for value in numbers):
-            edges = [int(value) for value in edges]
+            edges, near = [int(value) for value in edges], [int(value) for value in near]
     elif not column.pool:
         edges += [1, 2, 3, 10, 100] if numeric else ["a", "b", "A", "c d"]
     elif texts:
         some = rng.sample(texts, min(3, len(texts)))
         edges += [text + " x" for text in some] + [text.swapcase() for text in some]
-    column.edges = edges
+    column.edges, column.constants = edges, near
 
 
 def _pick(column: Column, rng: random.Random) -> object:
     if column.nullable and rng.random() < 0.12:
         return None
-    if column.edges and (not column.pool or rng.random() < 0.4):
+    if column.constants and rng.random() < 0.4:
+        return rng.choice(column.constants)
+    if column.edges and (not column.pool or rng.random() < 0.3):
         return rng.choice(column.edges)
     return rng.choice(column.pool) if column.pool else None
 
