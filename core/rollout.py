@@ -104,8 +104,8 @@ class TransformersEngine:
         self.generator = torch.Generator(device=model.device).manual_seed(seed)
 
     def play(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
-        """Finish all episodes; yields them batch by batch, longest prompts first, so that memory peaks at once."""
-        order = sorted(episodes, key=lambda e: len(e.prompt_ids), reverse=True)
+        """Finish all episodes; yields them batch by batch. Neighbours share most of their prompt, so it is read once."""
+        order = sorted(episodes, key=lambda e: e.prompt_ids)
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
             began = time.perf_counter()
@@ -117,21 +117,12 @@ class TransformersEngine:
     def _play_batch(self, batch: list[Episode]) -> None:
         import torch
 
-        device, pad, eos = self.model.device, self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-        width = max(len(e.prompt_ids) for e in batch)
-        ids = torch.tensor([[pad] * (width - len(e.prompt_ids)) + e.prompt_ids for e in batch], device=device)
-        mask = torch.tensor([[0] * (width - len(e.prompt_ids)) + [1] * len(e.prompt_ids) for e in batch], device=device)
-        active, queues, written, cache = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch], None
+        eos, device = self.tokenizer.eos_token_id, self.model.device
+        active, queues, written = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch]
         with torch.no_grad():
-            while active:
-                positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-                out = self.model(
-                    input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache,
-                    use_cache=True, logits_to_keep=1,
-                )  # fmt: skip
-                cache = out.past_key_values
-                sampled = self._sample(out.logits[:, -1]).tolist()
-                alive, fed = [], []
+            logits, mask, cache = self._read_prompts([e.prompt_ids for e in batch])
+            while True:
+                sampled, alive = self._sample(logits).tolist(), []
                 for slot, i in enumerate(active):
                     if not queues[i]:
                         token = sampled[slot]
@@ -144,19 +135,50 @@ class TransformersEngine:
                             queues[i] = list(suffix)
                         queues[i].insert(0, token)
                     alive.append(slot)
-                active = [active[slot] for slot in alive]
-                if not active:
+                if not alive:
                     return
-                if len(alive) < ids.shape[0]:
+                if len(alive) < len(active):
+                    active = [active[slot] for slot in alive]
                     keep = torch.tensor(alive, device=device)
                     cache.batch_select_indices(keep)
                     mask = mask[keep]
                 step = min(len(queues[i]) for i in active)  # more than one token when all rows have some to read
+                ids = torch.tensor([queues[i][:step] for i in active], device=device)
                 for i in active:
-                    fed.append(queues[i][:step])
                     del queues[i][:step]
-                ids = torch.tensor(fed, device=device)
                 mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+                logits = self._forward(ids, mask, cache)
+
+    def _read_prompts(self, prompts: list[list[int]]):
+        """Logits, attention mask and cache after the prompts. What all share is read once, then padding, then the rest."""
+        import torch
+
+        from core.kv_cache import growing_cache
+
+        device, pad, rows = self.model.device, self.tokenizer.pad_token_id, len(prompts)
+        shared = _common_prefix(prompts)
+        rest = [p[shared:] for p in prompts]
+        width = max(len(r) for r in rest)
+        mask = torch.tensor([[1] * shared + [0] * (width - len(r)) + [1] * len(r) for r in rest], device=device)
+        cache = growing_cache(self.model)
+        if shared:
+            prefix = torch.tensor([prompts[0][:shared]], device=device)
+            self._forward(prefix, torch.ones_like(prefix), cache)
+            cache.batch_repeat_interleave(rows)
+        ids = torch.tensor([[pad] * (width - len(r)) + r for r in rest], device=device)
+        return self._forward(ids, mask, cache), mask, cache
+
+    def _forward(self, ids, mask, cache):
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        out = self.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1]
 
     def _sample(self, logits):
         import torch
@@ -165,6 +187,13 @@ class TransformersEngine:
             return logits.argmax(-1)
         probabilities = torch.softmax(logits.float() / self.temperature, dim=-1)
         return torch.multinomial(probabilities, 1, generator=self.generator)[:, 0]
+
+
+def _common_prefix(prompts: list[list[int]]) -> int:
+    """Tokens that all prompts begin with; at least one token of each is left to read."""
+    first, last = min(prompts), max(prompts)
+    most = min(len(p) for p in prompts) - 1
+    return next((n for n in range(most) if first[n] != last[n]), most)
 
 
 class EndpointEngine:

@@ -1,0 +1,53 @@
+"""A KV cache that grows in place. transformers' DynamicCache copies every key and value at every token."""
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+ROOM = 64  # tokens allocated ahead
+
+
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values in a buffer with room; what attention sees are views of its filled part."""
+
+    def __init__(self):
+        super().__init__()
+        self.key_buffer = self.value_buffer = None
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        filled = 0 if self.key_buffer is None else self.keys.shape[-2]
+        end = filled + key_states.shape[-2]
+        if self.key_buffer is None or end > self.key_buffer.shape[-2]:
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+            self.key_buffer = _enlarged(self.key_buffer, key_states, filled, end + ROOM)
+            self.value_buffer = _enlarged(self.value_buffer, value_states, filled, end + ROOM)
+        self.key_buffer[..., filled:end, :] = key_states
+        self.value_buffer[..., filled:end, :] = value_states
+        self.keys, self.values = self.key_buffer[..., :end, :], self.value_buffer[..., :end, :]
+        return self.keys, self.values
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._rebuild(lambda buffer: buffer.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._rebuild(lambda buffer: buffer[indices])
+
+    def _rebuild(self, change) -> None:
+        end = self.keys.shape[-2]
+        self.key_buffer, self.value_buffer = change(self.key_buffer), change(self.value_buffer)
+        self.keys, self.values = self.key_buffer[..., :end, :], self.value_buffer[..., :end, :]
+
+
+def _enlarged(buffer, states, filled: int, size: int):
+    new = states.new_empty(*states.shape[:-2], size, states.shape[-1])
+    if filled:
+        new[..., :filled, :] = buffer[..., :filled, :]
+    return new
+
+
+def growing_cache(model) -> DynamicCache:
+    """A cache for a model whose layers all attend to everything (Llama, Qwen2, Qwen3 families)."""
+    cache = DynamicCache()
+    cache.layers = [GrowingLayer() for _ in range(model.config.num_hidden_layers)]
+    cache.layer_class_to_replicate = None
+    return cache
