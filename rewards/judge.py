@@ -87,6 +87,11 @@ class JudgeConfig:
     max_tokens: int = 1024
 
 
+def speaks_to_judge(text: str) -> bool:
+    """Whether a text asks for a grade or holds one; no answer about data needs to."""
+    return bool(_TO_THE_JUDGE.search(text))
+
+
 def config_from_environment() -> JudgeConfig:
     values = {}
     for field in fields(JudgeConfig):
@@ -117,7 +122,7 @@ class Judge:
         known: dict[Case, Scores | None] = {}
         open_cases = []
         for case in dict.fromkeys(cases):
-            if not case.answer.strip() or _TO_THE_JUDGE.search(case.answer):
+            if not case.answer.strip() or speaks_to_judge(case.answer):
                 known[case] = NOTHING
             elif not self.config.base_url:
                 known[case] = offline_scores(case)

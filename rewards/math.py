@@ -106,7 +106,7 @@ def final_answer(text: str) -> str | None:
     if not isinstance(text, str):
         return None
     text = episode.without_thoughts(text)[-MAX_TEXT:]
-    tagged = [_clean(t) for t in _ANSWER.findall(text)]
+    tagged = tagged_answers(text)
     if tagged:
         return tagged[0] if tagged[0] and all(_same(t, tagged[0]) for t in tagged) else None
     if hashed := _HASHES.findall(text):
@@ -120,6 +120,10 @@ def final_answer(text: str) -> str | None:
             return found
     whole = _clean(text)
     return whole if len(whole) <= 80 and read_value(whole) is not None else None
+
+
+def tagged_answers(text: str) -> list[str]:
+    return [_clean(t) for t in _ANSWER.findall(text)]
 
 
 def _same(a: str, b: str) -> bool:

@@ -40,10 +40,19 @@ _BLOCK = re.compile(r"```[ \t]*sql(?:ite)?[ \t]*\n?(.*?)```", re.DOTALL | re.IGN
 def final_sql(completion: list[dict]) -> str:
     """The episode's answer: the last ```sql block of the final message, else the last query passed to the tool."""
     final = episode.final_message(completion)
-    if final and (blocks := _BLOCK.findall(final)):
+    if final and (blocks := sql_blocks(final)):
         return blocks[-1].strip()
     queries = [q for c in episode.calls(completion) if (q := episode.argument(c, TOOL, ARGUMENT)) is not None]
     return queries[-1].strip() if queries else ""
+
+
+def sql_blocks(text: str) -> list[str]:
+    return _BLOCK.findall(text)
+
+
+def names_table(sql: str) -> bool:
+    """Whether a query can be parsed and reads a named table."""
+    return any(kind == "table" for kind, _ in _names(sql, frozenset()) or ())
 
 
 def exec_match(completions, environment, gold, db_path, **columns) -> list[float | None]:
@@ -179,7 +188,7 @@ def _nesting(sql: str) -> int:
 
 def _well_formed(completion: list[dict]) -> bool:
     final = episode.final_message(completion)
-    if not final or len(final) > MAX_FINAL or len(_BLOCK.findall(final)) > 1 or episode.has_stray_tags(completion):
+    if not final or len(final) > MAX_FINAL or len(sql_blocks(final)) > 1 or episode.has_stray_tags(completion):
         return False
     made = episode.calls(completion)
     return (
