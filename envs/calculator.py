@@ -1,5 +1,7 @@
 """The calculator environment: one tool, `calculator(expression)`, over envs.safe_math. No state but a call counter."""
 
+from decimal import Decimal
+
 from envs.safe_math import CalcError, calculate
 
 
@@ -26,9 +28,7 @@ class CalculatorEnv:
         if self._calls > self._max_turns:
             return f"Error: no calls left (at most {self._max_turns}); give your final answer now"
         if isinstance(expression, int | float) and not isinstance(expression, bool):
-            expression = repr(
-                expression
-            )  # a model may write a bare number where text is meant
+            expression = repr(expression)  # a model may write a bare number where text is meant
         try:
             return number_text(calculate(expression))
         except CalcError as error:
@@ -40,4 +40,4 @@ def number_text(value: float) -> str:
     if isinstance(value, int):
         return str(value)
     text = f"{value:.12g}"
-    return f"{value:.12f}".rstrip("0") if "e-0" in text and abs(value) >= 1e-9 else text
+    return f"{Decimal(text):f}" if "e-0" in text else text

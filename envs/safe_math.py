@@ -76,16 +76,12 @@ def calculate(expression: str) -> int | float:
     if not isinstance(expression, str):
         raise CalcError(f"the expression must be text, not {type(expression).__name__}")
     if len(expression) > MAX_LENGTH:
-        raise CalcError(
-            f"the expression has {len(expression)} characters; at most {MAX_LENGTH} are allowed"
-        )
+        raise CalcError(f"the expression has {len(expression)} characters; at most {MAX_LENGTH} are allowed")
     source, numbers = _normalise(expression.translate(_SYMBOLS))
     try:
         tree = ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise CalcError(
-            "the expression is not complete arithmetic; write it like (12 + 3) * 4"
-        ) from error
+        raise CalcError("the expression is not complete arithmetic; write it like (12 + 3) * 4") from error
     try:
         value = _Walk(numbers).value(tree.body)
     except RecursionError as error:
@@ -97,9 +93,7 @@ def _normalise(text: str) -> tuple[str, dict[str, Fraction]]:
     """Python source in which every number is a name, and the values of those names (so decimals stay exact)."""
     out: list[str] = []
     numbers: dict[str, Fraction] = {}
-    calls: list[
-        bool
-    ] = []  # for each open parenthesis: does a comma inside it separate arguments?
+    calls: list[bool] = []  # for each open parenthesis: does a comma inside it separate arguments?
     text = text.strip().removesuffix("=").rstrip()
     if not text:
         raise CalcError("the expression is empty")
@@ -107,9 +101,7 @@ def _normalise(text: str) -> tuple[str, dict[str, Fraction]]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise CalcError(
-                f"unexpected character {text[position]!r} at position {position + 1}"
-            )
+            raise CalcError(f"unexpected character {text[position]!r} at position {position + 1}")
         kind, word = match.lastgroup, match.group()
         if kind == "grouped" and calls and calls[-1]:  # max(1,200): two arguments
             match = re.compile(r"\d+(?P<number>)").match(text, position)
@@ -128,22 +120,16 @@ def _normalise(text: str) -> tuple[str, dict[str, Fraction]]:
         elif kind == "mark":
             if word == "(":
                 if out and (out[-1] in numbers or out[-1] in (")", "pi")):
-                    raise CalcError(
-                        "an operator is missing before '('; write 2 * (3 + 4)"
-                    )
+                    raise CalcError("an operator is missing before '('; write 2 * (3 + 4)")
                 calls.append(bool(out) and out[-1] in ("min", "max", "round"))
                 if len(calls) > MAX_NESTING:
-                    raise CalcError(
-                        f"more than {MAX_NESTING} parentheses inside each other"
-                    )
+                    raise CalcError(f"more than {MAX_NESTING} parentheses inside each other")
             elif word == ")":
                 if not calls:
                     raise CalcError("')' without '(' before it")
                 calls.pop()
             elif word == "," and not (calls and calls[-1]):
-                raise CalcError(
-                    "a comma is allowed in 1,200 and between the arguments of min, max and round"
-                )
+                raise CalcError("a comma is allowed in 1,200 and between the arguments of min, max and round")
             out.append(word)
     if calls:
         raise CalcError("'(' without ')' after it")
@@ -156,9 +142,7 @@ def _word(word: str) -> str:
         return "*"
     if word in _FUNCTIONS or word == "pi":
         return word
-    raise CalcError(
-        f"unknown name {word[:20]!r}; numbers, + - * / // % ** and {', '.join(_FUNCTIONS)} are allowed"
-    )
+    raise CalcError(f"unknown name {word[:20]!r}; numbers, + - * / // % ** and {', '.join(_FUNCTIONS)} are allowed")
 
 
 def _literal(word: str) -> Fraction:
@@ -170,15 +154,18 @@ def _literal(word: str) -> Fraction:
 
 def _operand_follows(text: str, position: int) -> bool:
     rest = text[position:].lstrip()
-    return bool(
-        re.match(r"[\d.(]|(?!of\b|x\b)[A-Za-z]", rest, re.ASCII | re.IGNORECASE)
-    )
+    return bool(re.match(r"[\d.(]|(?!of\b|x\b)[A-Za-z]", rest, re.ASCII | re.IGNORECASE))
 
 
 def _percent(out: list[str], numbers: dict) -> None:
     """Wrap the operand just written as (operand / 100)."""
     if not out or not (out[-1] in numbers or out[-1] in (")", "pi")):
         raise CalcError("'%' without a number before it")
+    if out[-1] in numbers:
+        numbers[out[-1]] /= 100
+        return
+    if out.count("100") == MAX_NESTING:
+        raise CalcError(f"more than {MAX_NESTING} percent signs after parentheses")
     start = len(out) - 1
     if out[-1] == ")":
         open_count = 0
@@ -218,29 +205,17 @@ class _Walk:
                     self.value(node.left),
                     self.value(node.right),
                 )
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if (
-                name in _FUNCTIONS
-            ):
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
                 return _bounded(_FUNCTIONS[name](*self.arguments(name, args)))
             case ast.Name(id=name):
                 raise CalcError(f"{name} needs parentheses: {name}(...)")
-        raise CalcError(
-            "the expression is not complete arithmetic; write it like (12 + 3) * 4"
-        )
+        raise CalcError("the expression is not complete arithmetic; write it like (12 + 3) * 4")
 
     def arguments(self, name: str, args: list[ast.expr]) -> list[Fraction]:
         least, most = _ARITY[name]
         if not least <= len(args) <= most:
-            wanted = (
-                str(least)
-                if least == most
-                else f"{least} or more"
-                if most > 2
-                else f"{least} or {most}"
-            )
-            raise CalcError(
-                f"{name} takes {wanted} argument{'s' if wanted != '1' else ''}, not {len(args)}"
-            )
+            wanted = str(least) if least == most else f"{least} or more" if most > 2 else f"{least} or {most}"
+            raise CalcError(f"{name} takes {wanted} argument{'s' if wanted != '1' else ''}, not {len(args)}")
         return [self.value(a) for a in args]
 
     @staticmethod
@@ -278,9 +253,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _decimal(value: Fraction) -> decimal.Decimal:
-    return _CONTEXT.divide(
-        decimal.Decimal(value.numerator), decimal.Decimal(value.denominator)
-    )
+    return _CONTEXT.divide(decimal.Decimal(value.numerator), decimal.Decimal(value.denominator))
 
 
 def _sqrt(value: Fraction) -> Fraction:
