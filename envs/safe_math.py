@@ -23,31 +23,8 @@ MAX_BITS = 4096  # of any numerator or denominator on the way
 MAX_EXPONENT = 10_000
 
 _SYMBOLS = str.maketrans(
-    {
-        "×": "*",
-        "·": "*",
-        "⋅": "*",
-        "∙": "*",
-        "÷": "/",
-        "∕": "/",
-        "⁄": "/",
-        "−": "-",
-        "–": "-",
-        "—": "-",
-        "^": "**",
-    }
-    | {
-        "²": "**2",
-        "³": "**3",
-        "π": "pi",
-        "（": "(",
-        "）": ")",
-        "＋": "+",
-        "－": "-",
-        "％": "%",
-        "，": ",",
-        "\xa0": " ",
-    }
+    {"×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "∕": "/", "⁄": "/", "−": "-", "–": "-", "—": "-", "^": "**"}
+    | {"²": "**2", "³": "**3", "π": "pi", "（": "(", "）": ")", "＋": "+", "－": "-", "％": "%", "，": ",", "\xa0": " "}
     | {"$": "", "€": "", "£": "", "¥": ""}
 )
 _TOKEN = re.compile(
@@ -59,10 +36,7 @@ _TOKEN = re.compile(
     re.ASCII,
 )
 _CONTEXT = decimal.Context(
-    prec=50,
-    Emax=1300,
-    Emin=-1300,
-    traps=[decimal.InvalidOperation, decimal.Overflow, decimal.Underflow],
+    prec=50, Emax=1300, Emin=-1300, traps=[decimal.InvalidOperation, decimal.Overflow, decimal.Underflow]
 )
 _PI = Fraction("3.14159265358979323846264338327950288419716939937511")
 
@@ -200,11 +174,7 @@ class _Walk:
             case ast.BinOp(op=ast.Pow()):
                 return _power(self.value(node.left), self.value(node.right))
             case ast.BinOp() if type(node.op) in _OPERATORS:
-                return self.combine(
-                    _OPERATORS[type(node.op)],
-                    self.value(node.left),
-                    self.value(node.right),
-                )
+                return self.combine(_OPERATORS[type(node.op)], self.value(node.left), self.value(node.right))
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
                 return _bounded(_FUNCTIONS[name](*self.arguments(name, args)))
             case ast.Name(id=name):

@@ -28,14 +28,8 @@ from envs.sqlite_exec import QueryError, Result, run_query
 FETCH_ROWS = 1000  # rows that are counted; only max_rows of them are shown
 FETCH_BYTES = 1 << 20
 MAX_ERROR = 240  # characters of SQLite's own error text, which may echo the query
-SHAPES = (
-    (40, 100),
-    (40, 40),
-    (20, 24),
-    (10, 16),
-    (5, 12),
-    (1, 12),
-)  # (columns, characters of a cell), widest first
+SHAPES = ((40, 100), (40, 40), (20, 24), (10, 16), (5, 12), (1, 12))  # (columns, characters of a cell), widest first
+EMPTY = "(0 rows: the result is empty)"
 
 _MARKS = re.compile(r"<(?=\||/?(?:tool_|think|answer))", re.IGNORECASE)
 
@@ -43,13 +37,7 @@ _MARKS = re.compile(r"<(?=\||/?(?:tool_|think|answer))", re.IGNORECASE)
 class SQLEnv:
     """What a text-to-SQL agent acts in."""
 
-    def __init__(
-        self,
-        max_turns: int = 5,
-        max_rows: int = 20,
-        max_chars: int = 1200,
-        timeout: float = 5.0,
-    ):
+    def __init__(self, max_turns: int = 5, max_rows: int = 20, max_chars: int = 1200, timeout: float = 5.0):
         self._session = _Session(max_turns, max_rows, max_chars, timeout)
 
     def reset(self, **row) -> None:
@@ -70,13 +58,7 @@ class SQLEnv:
 class MedicalEnv:
     """What the medical agent acts in: the same tool under the name its users know."""
 
-    def __init__(
-        self,
-        max_turns: int = 5,
-        max_rows: int = 20,
-        max_chars: int = 1200,
-        timeout: float = 5.0,
-    ):
+    def __init__(self, max_turns: int = 5, max_rows: int = 20, max_chars: int = 1200, timeout: float = 5.0):
         self._session = _Session(max_turns, max_rows, max_chars, timeout)
 
     def reset(self, **row) -> None:
@@ -103,12 +85,7 @@ class _Session:
                 "a SQL environment needs max_turns and max_rows >= 1, max_chars >= 200 and timeout > 0;"
                 f" found {max_turns=} {max_rows=} {max_chars=} {timeout=}"
             )
-        self.max_turns, self.max_rows, self.max_chars, self.timeout = (
-            max_turns,
-            max_rows,
-            max_chars,
-            timeout,
-        )
+        self.max_turns, self.max_rows, self.max_chars, self.timeout = (max_turns, max_rows, max_chars, timeout)
         self.db_path, self.calls = "", 0
 
     def start(self, row: dict) -> None:
@@ -125,10 +102,10 @@ class _Session:
         self.calls += 1
         if self.calls > self.max_turns:
             return f"Error: no queries left (at most {self.max_turns}); give your final answer now"
+        if not isinstance(query, str) or not query.strip():
+            return "Error: the query is empty; pass one SQL SELECT statement as text"
         try:
-            result = run_query(
-                self.db_path, query, self.timeout, FETCH_ROWS, FETCH_BYTES
-            )
+            result = run_query(self.db_path, query, self.timeout, FETCH_ROWS, FETCH_BYTES)
         except QueryError as error:
             return error_text(error, self.db_path)[: self.max_chars]
         return format_result(result, self.max_rows, self.max_chars)
@@ -138,17 +115,10 @@ def format_result(result: Result, max_rows: int = 20, max_chars: int = 1200) -> 
     """A result as text of at most `max_chars` (>= 200) characters; see the module's docstring."""
     found = f"{'more than ' if result.truncated else ''}{len(result.rows)}"
     for columns, width in SHAPES:
-        lines = [
-            _line(
-                [_text(c, width) for c in result.columns[:columns]],
-                len(result.columns) - columns,
-            )
-        ]
-        room = max_chars - len(lines[0]) - len(f"(first {found} of {found} rows)") - 1
+        lines = [_line([_text(c, width) for c in result.columns[:columns]], len(result.columns) - columns)]
+        room = max_chars - len(lines[0]) - max(len(EMPTY), len(f"(first {found} of {found} rows)")) - 1
         for row in result.rows[:max_rows]:
-            line = _line(
-                [cell(value, width) for value in row[:columns]], len(row) - columns
-            )
+            line = _line([cell(value, width) for value in row[:columns]], len(row) - columns)
             room -= len(line) + 1
             if room < 0:
                 break
@@ -157,7 +127,7 @@ def format_result(result: Result, max_rows: int = 20, max_chars: int = 1200) -> 
             break
     shown = len(lines) - 1
     if not result.rows:
-        lines.append("(0 rows: the result is empty)")
+        lines.append(EMPTY)
     elif shown == len(result.rows) and not result.truncated:
         lines.append(f"({shown} row{'s' if shown > 1 else ''})")
     else:
@@ -178,35 +148,23 @@ def cell(value, width: int = 100) -> str:
         return text if re.search(r"[.en]", text) else text + ".0"
     if isinstance(value, bytes):
         shown = f"x'{value[: width // 2].hex()}'"
-        return (
-            shown
-            if len(value) <= width // 2
-            else f"{shown}(+{len(value) - width // 2} bytes)"
-        )
+        return shown if len(value) <= width // 2 else f"{shown}(+{len(value) - width // 2} bytes)"
     if isinstance(value, int):
         return str(value)
-    ambiguous = (
-        value.upper() == "NULL"
-        or value != value.strip()
-        or not value
-        or "|" in value
-        or value[0] in "'(x"
-    )
-    text = _text(value, width)
-    return (
-        "'" + text.replace("'", "''") + "'"
-        if ambiguous and len(value) <= width
-        else text
-    )
+    odd = not value or value.upper() == "NULL" or value != value.strip() or "|" in value or re.match(r"['(]|x'", value)
+    if len(value) > width or (not odd and value.isprintable()):
+        return _text(value, width)
+    quoted = value.replace("'", "''") if value.isprintable() else value.replace("\\", "\\\\").replace("'", "''")
+    return f"'{_text(quoted, 2 * width)}'"
 
 
 def _text(value: str, width: int) -> str:
     """Text on one line: control characters escaped, chat marks broken up, the end cut and said."""
-    if len(value) > width:
-        return f"{_text(value[:width], width)}...(+{len(value) - width} characters)"
-    if not value.isprintable():
-        value = "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
-    return neutral(value)
+    text = neutral(value[:width])
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    left = len(value) - width
+    return f"{text[: 2 * width]}...(+{left} characters)" if left > 0 else text[: 2 * width]
 
 
 def neutral(text: str) -> str:
@@ -216,9 +174,7 @@ def neutral(text: str) -> str:
 
 def error_text(error: QueryError, db_path: str) -> str:
     """What SQLite says, and the names of the schema that were probably meant."""
-    if (
-        error.kind == "infrastructure"
-    ):  # its text holds paths, which the model has no use for
+    if error.kind == "infrastructure":  # its text holds paths, which the model has no use for
         return "Error: the database is not available at the moment"
     said = " ".join(str(error).split())
     said = neutral(said if len(said) <= MAX_ERROR else said[:MAX_ERROR] + "...")
@@ -237,27 +193,15 @@ def _hint(said: str, db_path: str) -> str:
     wanted = match[2].split(".")[-1].strip("\"'`[] ").lower()
     if match[1] == "table":
         names = {table.lower(): table for table in schema}
-        close = [
-            names[n] for n in difflib.get_close_matches(wanted, names, n=2, cutoff=0.6)
-        ]
-        return (
-            f"Did you mean {_or(close)}?"
-            if close
-            else f"Tables: {_listed(list(schema))}"
-        )
+        close = [names[n] for n in difflib.get_close_matches(wanted, names, n=2, cutoff=0.6)]
+        return f"Did you mean {_or(close)}?" if close else f"Tables: {_listed(list(schema))}"
     places: dict[str, list[str]] = {}
     for table, columns in schema.items():
         for column in columns:
-            places.setdefault(column.lower(), []).append(
-                f"{_quoted(table)}.{_quoted(column)}"
-            )
+            places.setdefault(column.lower(), []).append(f"{_quoted(table)}.{_quoted(column)}")
     if wanted in places:
         return f"That column is {_or(places[wanted][:4])}"
-    close = [
-        p
-        for n in difflib.get_close_matches(wanted, places, n=3, cutoff=0.6)
-        for p in places[n][:2]
-    ]
+    close = [p for n in difflib.get_close_matches(wanted, places, n=3, cutoff=0.6) for p in places[n][:2]]
     return f"Did you mean {_or(close[:4])}?" if close else ""
 
 
@@ -266,9 +210,7 @@ def _or(names: list[str]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return neutral(
-        ", ".join(_quoted(n) for n in names[:15]) + (", ..." if len(names) > 15 else "")
-    )
+    return neutral(", ".join(_quoted(n) for n in names[:15]) + (", ..." if len(names) > 15 else ""))
 
 
 def _quoted(name: str) -> str:

@@ -7,24 +7,10 @@ A value is None where the judge could not tell (the infrastructure failed, gold 
 
 from rewards.math import math_accuracy, math_brevity, math_format, math_reasoning
 from rewards.medical import medical_judge, medical_rule
-from rewards.sql import (
-    exec_match,
-    exec_match_strict,
-    executes,
-    schema_linking,
-    sql_format,
-    turn_economy,
-)
+from rewards.sql import exec_match, exec_match_strict, executes, schema_linking, sql_format, turn_economy
 
 BY_ENVIRONMENT = {
-    "sql": (
-        exec_match,
-        exec_match_strict,
-        executes,
-        schema_linking,
-        sql_format,
-        turn_economy,
-    ),
+    "sql": (exec_match, exec_match_strict, executes, schema_linking, sql_format, turn_economy),
     "calculator": (math_accuracy, math_format, math_reasoning, math_brevity),
     "medical": (medical_rule, medical_judge),
 }
@@ -36,11 +22,7 @@ WEIGHTS = {
     "medical": {"medical_rule": 1.0, "medical_judge": 1.0},  # the rule is 0.1 by itself
 }
 REWARDS = {function.__name__: function for functions in BY_ENVIRONMENT.values() for function in functions}
-PRIMARY = {
-    "sql": "exec_match",
-    "calculator": "math_accuracy",
-    "medical": "medical_judge",
-}
+PRIMARY = {"sql": "exec_match", "calculator": "math_accuracy", "medical": "medical_judge"}
 
 
 def score(row: dict, completion: list[dict]) -> dict[str, float | None]:

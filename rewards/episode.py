@@ -63,11 +63,7 @@ def _call(call, result: str | None) -> Call:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = None
-    return Call(
-        name if isinstance(name, str) else "",
-        arguments if isinstance(arguments, dict) else None,
-        result,
-    )
+    return Call(name if isinstance(name, str) else "", arguments if isinstance(arguments, dict) else None, result)
 
 
 def argument(call: Call, tool: str, name: str) -> str | None:

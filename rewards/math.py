@@ -26,10 +26,7 @@ MAX_PHRASES = 5  # times a message may say "the answer is"; earlier ones are not
 MAX_DIGITS = 60
 RELATIVE = Fraction(1, 10**6)
 
-BRIEF, LONG = (
-    600,
-    2400,
-)  # characters of text: full brevity up to BRIEF, none from LONG on
+BRIEF, LONG = (600, 2400)  # characters of text: full brevity up to BRIEF, none from LONG on
 MAX_FINAL = 2000  # characters of a well-formed final message
 
 _ANSWER = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL | re.IGNORECASE)
@@ -58,13 +55,7 @@ _VALUE = re.compile(
     re.IGNORECASE,
 )
 _UNIT = re.compile(r"\s{0,3}[^\W\d_°%][^\d=+*<>|]{0,60}(?:(?<=m)\^?[23])?|\s*°\s*[CFcf]?|\s*[$€£¥₹元]")
-_TIMES = {
-    "thousand": 10**3,
-    "k": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-}
+_TIMES = {"thousand": 10**3, "k": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _TIMES |= {"千": 10**3, "万": 10**4, "亿": 10**8}
 _UNITS = {
     "km": "kilometer kilometers kilometre kilometres 千米 公里",
@@ -165,9 +156,7 @@ def _clean(text: str) -> str:
     text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1", text)
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2", text)
     text = re.sub(
-        r"\\[(),;!\[\]: ]|\\(?:left|right|displaystyle|quad)\b|[*`_]{1,3}(?![\d*])|(?<!\d)\*+|\{,\}",
-        "",
-        text,
+        r"\\[(),;!\[\]: ]|\\(?:left|right|displaystyle|quad)\b|[*`_]{1,3}(?![\d*])|(?<!\d)\*+|\{,\}", "", text
     )
     text = re.sub(r"^\$([^$]*)\$$", r"\1", text.strip())
     return text.strip().strip("\"'“”「」").rstrip("。.!:：").strip()
@@ -242,11 +231,7 @@ def math_equal(a, b) -> bool:
         return False
     if left.percent != right.percent:
         scaled = Value(
-            (left if left.percent else right).exact / 100,
-            None,
-            (left if left.percent else right).digits,
-            False,
-            "",
+            (left if left.percent else right).exact / 100, None, (left if left.percent else right).digits, False, ""
         )
         if _close(scaled, right if left.percent else left):
             return True
@@ -287,12 +272,7 @@ def math_reasoning(completions, environment, gold, **columns) -> list[float | No
 
 def math_brevity(completions, environment, gold, **columns) -> list[float | None]:
     """For right answers: 1.0 up to 600 characters written, 0.0 from 2400 on."""
-    return _each(
-        completions,
-        environment,
-        gold,
-        lambda c, g: _brevity(c) if _right(c, g) else 0.0,
-    )
+    return _each(completions, environment, gold, lambda c, g: _brevity(c) if _right(c, g) else 0.0)
 
 
 def _each(completions, environment, gold, function) -> list[float | None]:

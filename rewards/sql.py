@@ -26,10 +26,7 @@ logging.getLogger("sqlglot").setLevel(logging.CRITICAL)  # it warns of every odd
 MAX_SQL = 4000  # characters that are parsed; longer queries earn no schema_linking
 MAX_NESTING = 20  # parentheses and CASEs within each other that are parsed
 MAX_FINAL = 2000  # characters of a well-formed final message
-FREE_CALLS, MOST_CALLS = (
-    2,
-    6,
-)  # tool calls: full economy up to FREE_CALLS, none from MOST_CALLS on
+FREE_CALLS, MOST_CALLS = (2, 6)  # tool calls: full economy up to FREE_CALLS, none from MOST_CALLS on
 QUERY_SECONDS, BATCH_SECONDS = 3.0, 10.0  # limits of `executes`
 JUDGE_SECONDS, PAIRS_PER_SECOND = 5.0, 50  # a query's limit in the judge; a batch may take BATCH_SECONDS and this rate
 MOST_JUDGED = 50_000
