@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from tasks.mini_questions import spin_words
 from tasks.mini_sql import version, write_folder
+from tasks.mini_words import spin_words
 
 ROOT = "data/raw/mini_math"
 SIZES = {"train": 1200, "eval": 240}
-SOURCES = ("mini_math.py", "mini_questions.py")
+SOURCES = ("mini_math.py", "mini_words.py")
 HELD_OUT_SHARE = 0.12
 NAMES = {  # she, he
     "train": (
@@ -44,7 +44,7 @@ HELD_OUT = True
 STORIES = [
     Story(
         "a=112..489 b=13..49 x=rolls|muffins|bagels|pretzels",
-        "A bakery [packs|fills] {a} boxes [every week|each week]. [Each box holds|There are] {b} {x}[| in each box]. How many {x} does the bakery pack [in a week|each week]?",
+        "A bakery [packs|fills] {a} boxes [every week|each week]. [Each box holds {b} {x}|There are {b} {x} in each box]. How many {x} does the bakery pack [in a week|each week]?",
         "The bakery packs <t=a*b> {x} a week.",
     ),
     Story(
@@ -53,14 +53,14 @@ STORIES = [
         "{Name} has <t=a-b> {x} left.",
     ),
     Story(
-        "a=1340..8700 b=1120..7900 x=visitors|passengers|guests x2=museum|zoo|castle",
-        "[On Saturday|In May] a {x2} [counted|had] {a} {x}, and [the next day|in the following period] {b} more came. How many {x} came [in total|altogether]?",
+        "a=1340..8700 b=1120..7900 x=visitors|guests|children y=museum|zoo|castle",
+        "[On Saturday a {y} had {a} {x}, and on Sunday {b} more came|In May a {y} counted {a} {x} and in June {b}]. How many {x} came [in total|altogether]?",
         "Altogether <t=a+b> {x} came.",
     ),
     Story(
         "a=1008..9936 b=12..36 x=eggs|pencils|bulbs|tiles",
-        "A [farm|shop|factory] [has|must pack] {a} {x}. They [go into|are packed in] boxes of {b}. How many [full |]boxes are needed?",
-        "They fill <t=a/b> boxes.",
+        "A shop [has|must pack] {a} {x}. They [go into|are packed in] boxes of {b}. How many boxes are needed?",
+        "The {x} fill <t=a/b> boxes.",
     ),
     Story(
         "a=14..48 p=2.25..19.75/.25 x=notebooks|mugs|plants|scarves",
@@ -88,8 +88,8 @@ STORIES = [
         "In {b} months it plants <t=a*b> {x}.\nThen it has <u=t+c> {x}.",
     ),
     Story(
-        "a=640..6400/20 p=5..45/5 x=students|members|workers y=walk|cycle",
-        "[A school has|There are] {a} {x}[ at a school|]. {p}% of them {y} every day. How many {x} do not {y}?",
+        "a=640..6400/20 p=5..45/5 x=students|teachers|visitors y=walk|cycle",
+        "{a} {x} come to a [college|campus] every day. {p}% of them {y}[ there|]. How many {x} do not {y}?",
         "<t=a*p/100> {x} {y}.\n<u=a-t> {x} do not.",
     ),
     Story(
@@ -144,7 +144,7 @@ STORIES = [
     ),
     Story(
         "a=42..98 b=26..74 p=12..48 c=340..2100",
-        "A [gardener|builder] lays out a [yard|floor] {a} meters long and {b} meters wide. [Each square meter costs|The price is] ${p}[| per square meter]. Delivery [costs another|adds] ${c}. What is the total cost in dollars?",
+        "A [gardener|builder] paves a [yard|square] {a} meters long and {b} meters wide. [Each square meter costs ${p}|The stones cost ${p} per square meter]. Delivery [costs another|adds] ${c}. What is the total cost in dollars?",
         "The area is <t=a*b> square meters.\nThat costs $<u=t*p>.\nWith delivery it is $<v=u+c>.",
     ),
     Story(
@@ -184,12 +184,12 @@ STORIES = [
     ),
     Story(
         "a=24..72 p=14..45 q=21..88 c=115..560 x=jackets|chairs|watches",
-        "{Name} buys {a} {x} at ${p} each and sells [them|all of them] at ${q} each. {She} pays ${c} for the stand. How many dollars does {she} [earn|gain] [in the end|in total]?",
+        "{Name} buys {a} {x} at ${p} each and sells [them|all of them] at ${q} each. {She} also pays ${c} for the stand. How many dollars does {she} [earn|gain] [in the end|in total]?",
         "{She} [gains|earns] $<t=q-p> on each.\nFor all of them that is $<u=a*t>.\nAfter the stand {she} keeps $<v=u-c>.",
     ),
     Story(
         "a=160..420 b=12..36 c=85..240 d=6..24",
-        "{Name} [runs|walks] {a} meters [{b} times a week|on each of {b} rounds a week], and {other} [runs|walks] {c} meters on each of {d} rounds. How many meters more does {name} cover[ in a week|]?",
+        "{Name} [runs|walks] {a} meters {b} times a week, and {other} [runs|walks] {c} meters {d} times a week. How many meters more does {name} cover in a week?",
         "{Name} covers <t=a*b> meters.\n{Other} covers <u=c*d> meters.\n{Name} covers <v=t-u> meters more.",
     ),
     Story(
@@ -206,6 +206,36 @@ STORIES = [
         "a=36..84 y=6..16 k=120..380 n=3..7 x=roses|tulips|lilies",
         "A florist [cuts|orders] {a} bundles of {y} {x}. {k} {x} [wilt|are spoilt]. From the rest {she} ties bouquets of {n} {x} and sells each for $18. How many dollars does {she} make if every bouquet is sold?",
         "There are <t=a*y> {x}.\n<u=t-k> {x} are left.\nThat gives <v=u/n> bouquets.\nThey bring in $<w=v*18>.",
+    ),
+    Story(
+        "a=24..68 b=12..36 p=3..9 c=14..45 q=2..8 d=150..900 x=hats|scarves|belts y=gloves|socks|ties",
+        "A stall sells {a} {x} at ${p} each and {c} pairs of {y} at ${q} each[ every day|, day after day]. It is open {b} days[ in a season|] and pays ${d} for the place. How many dollars are left[ at the end|]?",
+        "The {x} bring $<t=a*p> a day.\nThe {y} bring $<u=c*q> a day.\nA day brings $<v=t+u>.\n{b} days bring $<w=b*v>.\nAfter the place is paid there are $<z=w-d>.",
+    ),
+    Story(
+        "a=36..84 b=112..480 c=13..45 d=4..12 e=150..900/5 x=tiles|bricks|planks",
+        "A truck brings {a} pallets of {b} {x}. {c} {x} on every pallet are broken, and {e} of the good ones go to a neighbor. The others are laid by {d} workers in equal parts. How many {x} does each worker lay?",
+        "<t=b-c> {x} on a pallet are good.\nThat makes <u=a*t> good {x}.\n<v=u-e> {x} are left.\nEach worker lays <w=v/d> {x}.",
+    ),
+    Story(
+        "a=1250..4800/50 p=5..35/5 b=230..780 c=2..6 x=tickets|seats",
+        "A stadium has {a} {x}. {p}% of them are kept for members and {b} for the press. The others are sold through {c} shops in equal numbers. How many {x} does each shop sell?",
+        "Members have <t=a*p/100> {x}.\nTogether <u=t+b> {x} are kept.\n<v=a-u> {x} are sold.\nEach shop sells <w=v/c> {x}.",
+    ),
+    Story(
+        "w=15..38 h=24..39 k=12..48 n=26..52 y=23..61",
+        "{Name} is {y} years old and earns ${w} an hour. {She} works {h} hours a week and saves ${k} of each week's pay. How many dollars does {she} spend in {n} weeks?",
+        "{Name} earns $<t=w*h> a week.\n{She} spends $<u=t-k> a week.\nIn {n} weeks that is $<v=u*n>.",
+    ),
+    Story(
+        "a=2.25..9.75/.25 b=14..42 c=1.5..6.5/.5 d=16..38 x=sandwiches|salads|pizzas y=drinks|cookies|ice_creams",
+        "For a party {name} orders {b} {x} at ${a} each and {d} {y} at ${c} each. [What is the bill in dollars|How many dollars is that in all]?",
+        "The {x} cost $<t=b*a>.\nThe {y} cost $<u=d*c>.\nThe bill is $<v=t+u>.",
+    ),
+    Story(
+        "a=112..380 b=3..8 c=28..75 x=kilometers|miles",
+        "A [cyclist|driver] covers {a} {x} a day. After {b} days [of riding|on the road], {c} {x} are still ahead. How long is the whole way in {x}?",
+        "In {b} days <t=a*b> {x} are covered.\nThe whole way is <u=t+c> {x}.",
     ),
     # met in test only: known steps in an order that no train story has
     Story(
