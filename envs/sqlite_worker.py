@@ -9,6 +9,7 @@ Not covered: a worker runs as the same user, in the same network and file system
 """
 
 import importlib
+import mmap
 import os
 import pickle
 import select
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_WORKERS = max(4, (os.cpu_count() or 1) + 2)
 GRACE = 1.03  # the alarm rings at timeout * GRACE + 0.02 s; the proper message comes at timeout
 HEADER = struct.Struct("<I")
+MARK = struct.Struct("<q")
 
 
 class WorkerDied(Exception):
@@ -42,11 +44,15 @@ class Worker:
     """One child process, used by one thread at a time."""
 
     def __init__(self) -> None:
+        shared = os.memfd_create("progress")
+        os.ftruncate(shared, MARK.size)
+        self.progress = mmap.mmap(shared, MARK.size)
         self.process = subprocess.Popen(
-            [sys.executable, "-S", __file__],  # -S: needs nothing but the standard library, so it starts at once
+            [sys.executable, "-S", __file__, str(shared)],  # -S: needs nothing but the standard library, so it starts at once
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True, bufsize=0,
+            start_new_session=True, bufsize=0, pass_fds=(shared,),
         )  # fmt: skip
+        os.close(shared)
         self.seen: set[str] = set()  # databases it has open, for whoever hands out work
         self.until = float("inf")  # when the caller gives up on it, whatever the alarm did
 
@@ -77,13 +83,17 @@ class Worker:
         self.send(function, arguments, timeout)
         return self.receive()
 
+    def marked(self) -> int:
+        """What the worker was at when it died; -1 for nothing in particular."""
+        return MARK.unpack(self.progress[:])[0]
+
     def dead(self) -> WorkerDied:
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
             code = None
         self.kill()
-        return WorkerDied(code == -signal.SIGALRM, code)
+        return WorkerDied(code in (-signal.SIGALRM, -signal.SIGPROF), code)
 
     def alive(self) -> bool:
         return self.process.poll() is None
@@ -162,9 +172,16 @@ def stop_workers() -> None:
 # ---- the child ----
 
 
-def alarm(seconds: float) -> None:
-    """End this process by the kernel's hand a little more than `seconds` from now; 0 takes it back."""
+def alarm(seconds: float, processor: float = 0) -> None:
+    """End this process by the kernel's hand a little more than `seconds` from now, or after so much processor time, which is
+    fairer to short limits on a busy machine; 0 takes it back."""
     signal.setitimer(signal.ITIMER_REAL, seconds * GRACE + 0.02 if seconds else 0)
+    signal.setitimer(signal.ITIMER_PROF, processor)
+
+
+def mark(item: int) -> None:
+    """Leave in shared memory what is being worked on: it outlives this process."""
+    _progress[:] = MARK.pack(item)
 
 
 def emit(answer: Any) -> None:
@@ -174,6 +191,7 @@ def emit(answer: Any) -> None:
 
 
 _answers = 1
+_progress: Any = bytearray(MARK.size)
 
 
 def _lock_down() -> None:
@@ -185,11 +203,13 @@ def _lock_down() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (4 * HEAP_BYTES, 4 * HEAP_BYTES))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; the closed pipe ends this process
 
 
 def _serve() -> None:
-    global _answers
+    global _answers, _progress
+    _progress = mmap.mmap(int(sys.argv[1]), MARK.size)
     sys.path[0] = str(ROOT)
     for package in (
         "envs",
@@ -213,6 +233,7 @@ def _serve() -> None:
         if name not in functions:
             module, function = name.split(":")
             functions[name] = getattr(importlib.import_module(module), function)
+        mark(-1)
         alarm(timeout)
         try:
             answer = functions[name](*arguments)

@@ -1,7 +1,7 @@
 """Hands the pairs of one batch to worker processes: the scheduler behind rewards/exec_match.py.
 
 First all pairs in chunks of one database under a very short limit, then alone what was slow. A worker that dies (its alarm, or a
-kill from outside) is replaced and the pairs it had not reported run again one by one, so that a death is that pair's alone.
+kill from outside) is replaced; the pair that it was at is run again apart from the others.
 """
 
 import select
@@ -13,8 +13,9 @@ from envs.sqlite_worker import Worker, WorkerDied, borrow
 from rewards.exec_worker import Job
 
 CHUNK = 64  # pairs of one database that a worker gets at once
+TRIES = 3
 QUICK_SECONDS = 0.05
-RESTART_SECONDS = 0.12  # what killing a worker and starting the next costs
+RESTART_SECONDS = 0.15  # what killing a worker and starting the next costs
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Verdict:
 class Chunk:
     job: Job
     pairs: dict[int, tuple[str, str]]  # place in the batch -> gold, prediction; those not judged yet
-    alone: bool = False  # it holds one pair, so a death of the worker is that pair's
+    killed: bool = False  # its one pair was at work when a worker died
     given: float = 0.0
     gold_seconds: float | None = None  # known once gold has run, in a chunk that is not quick
 
@@ -41,6 +42,7 @@ class Batch:
     cacheable: set[int] = field(default_factory=set)
     slow: list[Chunk] = field(default_factory=list)
     deaths: dict[int, int] = field(default_factory=dict)
+    silent: int = 0  # deaths from outside since the last answer
 
     def run(self, chunks: deque[Chunk], quick: float) -> None:
         """Hand out the chunks until all are judged. quick: seconds a query, 0 for the full limits, one pair a chunk."""
@@ -76,7 +78,7 @@ class Batch:
                     index, Verdict(None, "the time of the batch was used up before this pair was judged")
                 )
             return False
-        share = left * len(self.workers) / waiting - RESTART_SECONDS
+        share = left * len(self.workers) / waiting - RESTART_SECONDS * chunk.killed
         chunk.given = quick or max(0.05, min(self.timeout, left, share))
         chunk.gold_seconds = None
         worker.seen.add(chunk.job.content)
@@ -111,13 +113,14 @@ class Batch:
         if isinstance(answer, Exception):
             raise answer
         self._expect(worker, chunk)
+        self.silent = 0
         for index, status, reason, cacheable in answer:
             if status == "gold":
                 chunk.gold_seconds = reason
                 continue
             pair = chunk.pairs.pop(index)
             if status == "slow":
-                self.slow.append(Chunk(chunk.job, {index: pair}, alone=True))
+                self.slow.append(Chunk(chunk.job, {index: pair}))
             elif status == "timeout":
                 self.verdicts[index] = self._late(chunk)
             else:
@@ -127,22 +130,33 @@ class Batch:
         return False
 
     def _bury(self, position: int, chunk: Chunk, chunks: deque[Chunk], death: WorkerDied, quick: float) -> None:
-        """Replace the dead worker; judge again, one by one, what it had not reported."""
+        """Replace the dead worker. What it was at bears the blame; what it had finished but not reported runs again."""
+        culprit = self.workers[position].marked()
         self.workers[position] = Worker()
-        for index, pair in chunk.pairs.items():
-            again = Chunk(chunk.job, {index: pair}, alone=True)
-            if not chunk.alone:
+        if not death.timed_out:
+            self.silent += 1
+            if self.silent > 50:
+                raise RuntimeError(
+                    "50 workers of the SQL sandbox died without an answer (killed from outside? out of memory?)"
+                )
+        if culprit not in chunk.pairs:
+            culprit = next(iter(chunk.pairs), None)
+        rest = {index: pair for index, pair in chunk.pairs.items() if index != culprit}
+        if rest:
+            chunks.appendleft(Chunk(chunk.job, rest))
+        if culprit is None:
+            return
+        again = Chunk(chunk.job, {culprit: chunk.pairs[culprit]}, killed=True)
+        if death.timed_out and quick:
+            self.slow.append(again)
+        elif death.timed_out:
+            self.verdicts[culprit] = self._late(chunk)
+        else:
+            self.deaths[culprit] = self.deaths.get(culprit, 0) + 1
+            if self.deaths[culprit] < TRIES:
                 chunks.appendleft(again)
-            elif death.timed_out and quick:
-                self.slow.append(again)
-            elif death.timed_out:
-                self.verdicts[index] = self._late(chunk)
             else:
-                self.deaths[index] = self.deaths.get(index, 0) + 1
-                if self.deaths[index] < 2:
-                    chunks.appendleft(again)
-                else:
-                    self.verdicts[index] = Verdict(None, "the worker that judged it was killed twice")
+                self.verdicts[culprit] = Verdict(None, f"{TRIES} workers were killed while they judged it")
 
     def _late(self, chunk: Chunk) -> Verdict:
         if chunk.gold_seconds is None:
@@ -166,6 +180,11 @@ def _take(chunks: deque[Chunk], seen: list[set[str]], position: int) -> Chunk:
     return chunk
 
 
+def _quick(deadline: float, workers: int, pairs: int) -> float:
+    """Seconds a query in a pass that may take a third of the time left, whatever the pairs are."""
+    return min(QUICK_SECONDS, max(0.005, 0.3 * (deadline - time.monotonic()) * workers / max(1, pairs)))
+
+
 def judge_pairs(work: list[tuple[Job, dict]], timeout: float, deadline: float, workers: int) -> Batch:
     count = sum(len(pairs) for _, pairs in work)
     patience = min(timeout, max(0.0, deadline - time.monotonic()))
@@ -175,15 +194,18 @@ def judge_pairs(work: list[tuple[Job, dict]], timeout: float, deadline: float, w
             busy = Verdict(None, f"every worker of the sandbox was busy for {patience:g} s")
             batch.verdicts = {index: busy for _, pairs in work for index in pairs}
         elif count <= 2:
-            batch.run(deque(Chunk(job, {i: pair}, alone=True) for job, pairs in work for i, pair in pairs.items()), 0.0)
+            batch.run(deque(Chunk(job, {i: pair}) for job, pairs in work for i, pair in pairs.items()), 0.0)
         else:
             size = max(1, min(CHUNK, count // (4 * len(lent))))
             chunks: deque[Chunk] = deque()
             for job, pairs in work:
                 items = list(pairs.items())
                 for start in range(0, len(items), size):
-                    chunks.append(Chunk(job, dict(items[start : start + size]), alone=size == 1))
-            share = 0.3 * (deadline - time.monotonic()) * len(lent) / count
-            batch.run(chunks, min(QUICK_SECONDS, max(0.005, share)))
-            batch.run(deque(batch.slow), 0.0)
+                    chunks.append(Chunk(job, dict(items[start : start + size])))
+            first = _quick(deadline, len(lent), count)
+            batch.run(chunks, first)
+            if first < QUICK_SECONDS:  # what is only a little slow is judged before time is given to what may hang
+                again, batch.slow = deque(c for c in batch.slow if not c.killed), [c for c in batch.slow if c.killed]
+                batch.run(again, _quick(deadline, len(lent), len(again)))
+            batch.run(deque(sorted(batch.slow, key=lambda chunk: chunk.killed)), 0.0)
         return batch

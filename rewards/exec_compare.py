@@ -35,7 +35,7 @@ CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECAS
 def normalise(sql: str) -> str:
     """What the official tool does to every query: `> =` (an artefact of the dataset's tokeniser) and MySQL's current year."""
     sql = sql.replace("> =", ">=").replace("< =", "<=").replace("! =", "!=")
-    return CURRENT_YEAR.sub("2020", sql) if "(" in sql and "curdate" in sql.lower() else sql
+    return CURRENT_YEAR.sub("2020 ", sql) if "(" in sql and "curdate" in sql.lower() else sql
 
 
 def official_text(sql: str, keep_distinct: bool) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envs.sqlite_exec import Limits, QueryError, Result, execute
-from envs.sqlite_worker import alarm, emit
+from envs.sqlite_worker import alarm, emit, mark
 from rewards.exec_compare import (
     canonical_text,
     normalise,
@@ -140,6 +140,7 @@ def judge(job: Job, pairs: list[tuple[int, str, str]], timeout: float, quick: bo
             emit(outcomes)
             outcomes, flushed = [], time.monotonic()
     alarm(0)
+    mark(-1)
     if outcomes:
         emit(outcomes)
     return "done"
@@ -149,7 +150,11 @@ def _judge_one(job: Job, index: int, gold_sql: str, pred: str, timeout: float, q
     # execute() checks that the file still has the fingerprint under which gold was remembered; where nothing runs (a
     # prediction that is gold's own text), the answer does not hang on the file.
     part, started = "gold", time.monotonic()
-    alarm(2 * timeout + 0.2 if quick else timeout)
+    mark(index)
+    if quick:
+        alarm(2 * timeout + 1.0, 2 * timeout + 0.05)
+    else:
+        alarm(timeout)
     try:
         gold = _gold(job, gold_sql, timeout, quick)
         if gold.result is None:

@@ -28,7 +28,8 @@ DOUBLING = (
 def make_database(path: Path) -> str:
     connection = sqlite3.connect(path)
     connection.executescript(
-        """CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, age INT, note BLOB);
+        """PRAGMA synchronous = OFF;
+        CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, age INT, note BLOB);
         INSERT INTO person VALUES (1, 'Ann', 30, x'00ff'), (2, 'Bob', NULL, NULL), (3, 'Zoe', 41, 'x');
         CREATE VIEW adults AS SELECT name FROM person WHERE age >= 18;
         CREATE TABLE broken (t TEXT);
@@ -188,7 +189,7 @@ def test_vm_steps_are_bounded(db):
     [
         "SELECT zeroblob(2000000000)", "SELECT randomblob(1000000000)", "SELECT hex(zeroblob(8000000))",
         "SELECT group_concat(a.x) FROM (" + FOREVER + "SELECT hex(zeroblob(1000)) x FROM r LIMIT 100000) a",
-        "SELECT printf('%900000000d', 1)", "SELECT 1 WHERE '" + "a" * 120_000 + "' = ''",
+        "SELECT 1 WHERE '" + "a" * 120_000 + "' = ''",
         "SELECT hex(zeroblob(3000)) LIKE hex(zeroblob(3000))", "SELECT replace(hex(zeroblob(4000)), '0', hex(zeroblob(2000)))",
     ],
 )  # fmt: skip
@@ -217,6 +218,11 @@ def test_deep_nesting(db, depth):
         run_query(db, sql)
     assert caught.value.kind in ("sql", "limit")
     assert run_query(db, "SELECT 1").rows
+
+
+@pytest.mark.parametrize(("sql", "kind"), [("", "sql"), (" \n", "sql"), ("-- nothing", "denied"), (";", "denied")])
+def test_no_query_at_all(db, sql, kind):
+    assert kind_of(db, sql) == kind
 
 
 def test_arguments_are_checked(db):
@@ -285,13 +291,13 @@ def test_many_threads(tmp_path):
 
 
 def test_a_hanging_thread_does_not_hold_the_others(db):
-    slow = threading.Thread(target=lambda: kind_of(db, SLOW["loop of VM steps"], timeout=2.0))
+    slow = threading.Thread(target=lambda: kind_of(db, SLOW["loop of VM steps"], timeout=1.2))
     slow.start()
     time.sleep(0.2)
     started = time.monotonic()
     for _ in range(20):
         run_query(db, "SELECT 1")
-    assert slow.is_alive() and time.monotonic() - started < 1.0
+    assert slow.is_alive() and time.monotonic() - started < 0.8
     slow.join()
 
 
