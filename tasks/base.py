@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import rewards
+
 # Every row of every task has exactly these keys when it is written; `messages` is added in the SFT files.
 COLUMNS = (
     "id",
@@ -72,6 +74,12 @@ def result(tool: str, content: str) -> dict:
 
 def say(content: str) -> dict:
     return {"role": "assistant", "content": content}
+
+
+def judged(row: dict, completion: list[dict]) -> float | None:
+    """The main reward of the row's environment, alone: the other dimensions cost ten times as much."""
+    columns = {key: [value] for key, value in row.items()}
+    return rewards.REWARDS[rewards.PRIMARY[row["environment"]]](completions=[completion], **columns)[0]
 
 
 def estimate_tokens(text: str) -> int:

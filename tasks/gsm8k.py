@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import rewards
 from envs.safe_math import CalcError, calculate
 from rewards.math import math_equal
-from tasks.base import Rejected, Task, call, locate, result, say
+from tasks.base import Rejected, Task, call, judged, locate, result, say
 
 SYSTEM = (
     "You solve math word problems step by step. Use the calculator tool for every calculation."
@@ -154,7 +153,7 @@ def trajectory(row: dict, env) -> list[dict]:
         reason = "annotation wrong" if carried else "final answer is not a result of the solution"
         raise Rejected(row, reason, sft_only=True)
     completion.append(say(f"{tidy(text)}\n<answer>{row['gold']}</answer>".strip()))
-    if rewards.score(row, completion)[rewards.PRIMARY["calculator"]] != 1.0:
+    if judged(row, completion) != 1.0:
         raise Rejected(row, "gold is not judged correct")
     return completion
 

@@ -34,7 +34,7 @@ def normalise(question: str) -> str:
 
 def flat(text: str) -> str:
     """A query (or any text) reduced to its words and marks, so that layout and letter case do not hide it."""
-    return " ".join(re.findall(r"\w+|[^\w\s;]", unicodedata.normalize("NFKC", text).casefold()))
+    return " ".join(re.findall(r"\w+|[^\w\s;]", unicodedata.normalize("NFKC", text).casefold().replace('"', "'")))
 
 
 def separate(task: Task, train: list[dict], evaluation: list[dict]) -> tuple[list[dict], list[dict], list[Rejected]]:

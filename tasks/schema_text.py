@@ -15,11 +15,12 @@ from pathlib import Path
 from tasks.base import estimate_tokens
 
 MAX_DISTINCT = 3000  # values indexed per column, for finding the question's words in the data
+MAX_ROWS = 100_000  # rows looked at for them
 MAX_VALUE_CHARS = 32
 STYLES = ("compact", "ddl")
 
 
-@dataclass
+@dataclass(eq=False)  # hashed by identity, like Table: lines are cached
 class Column:
     name: str
     type: str
@@ -29,7 +30,7 @@ class Column:
     values: list[str] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class Table:
     name: str
     columns: list[Column]
@@ -44,14 +45,16 @@ class Schema:
     index: dict[str, list[tuple[str, str, str]]]  # value in lower case -> (table, column, value) where it occurs
 
 
+@lru_cache(maxsize=1 << 15)
 def quote(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
 
 
-def words(text: str) -> list[str]:
+@lru_cache(maxsize=1 << 15)
+def words(text: str) -> tuple[str, ...]:
     """Words of a sentence or an identifier (`PetType`, `pet_type` and "pet types" agree)."""
     text = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)
-    return [stem(w) for w in re.findall(r"[a-z]+|\d+|[^\W\d_a-zA-Z]+", text.lower())]
+    return tuple(stem(w) for w in re.findall(r"[a-z]+|\d+|[^\W\d_a-zA-Z]+", text.lower()))
 
 
 def stem(word: str) -> str:
@@ -68,23 +71,24 @@ def stem(word: str) -> str:
     return word
 
 
-def read_schema(db_path: str, meanings: dict[str, str] | None = None, keys: tuple = ()) -> Schema:
-    """`meanings`: {"table.column" in lower case: text}; `keys`: extra foreign keys (table, column, table, column)."""
-    stat = Path(db_path).stat()
-    return _read_schema(
-        str(db_path),
-        stat.st_mtime_ns,
-        tuple(sorted((meanings or {}).items())),
-        tuple(keys),
-    )
+@dataclass(frozen=True, eq=False)  # hashed by identity: one object per database, kept by the caller
+class Notes:
+    """What is known about a database beside its file."""
+
+    meanings: dict[str, str] = field(default_factory=dict)  # {"table.column" in lower case: text}
+    keys: tuple[tuple[str, str, str, str], ...] = ()  # foreign keys (table, column, table, column)
+
+
+NO_NOTES = Notes()
+
+
+def read_schema(db_path: str, notes: Notes = NO_NOTES) -> Schema:
+    return _read_schema(str(db_path), Path(db_path).stat().st_mtime_ns, notes)
 
 
 @lru_cache(maxsize=64)
-def _read_schema(db_path: str, mtime_ns: int, meanings: tuple, keys: tuple) -> Schema:
-    meaning_of, more_keys = (
-        dict(meanings),
-        {(t.lower(), c.lower()): f"{quote(t2)}({quote(c2)})" for t, c, t2, c2 in keys},
-    )
+def _read_schema(db_path: str, mtime_ns: int, notes: Notes) -> Schema:
+    more_keys = {(t.lower(), c.lower()): f"{quote(t2)}({quote(c2)})" for t, c, t2, c2 in notes.keys}
     # immutable: no lock files beside the database; the data is only read while rows are prepared
     db = sqlite3.connect(f"{Path(db_path).resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     db.text_factory = lambda raw: raw.decode("utf-8", "replace")
@@ -92,7 +96,10 @@ def _read_schema(db_path: str, mtime_ns: int, meanings: tuple, keys: tuple) -> S
         names = "SELECT name FROM sqlite_master WHERE type IN ('table','view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
         tables, index = [], {}
         for (table,) in db.execute(names).fetchall():
-            info = db.execute(f"PRAGMA table_info({_literal(table)})").fetchall()
+            try:
+                info = db.execute(f"PRAGMA table_info({_literal(table)})").fetchall()
+            except sqlite3.OperationalError:  # a view on something that is gone, or a module that is not there
+                continue
             references = {
                 row[3].lower(): f"{quote(row[2])}({quote(row[4])})" if row[4] else quote(row[2])
                 for row in db.execute(f"PRAGMA foreign_key_list({_literal(table)})").fetchall()
@@ -101,7 +108,7 @@ def _read_schema(db_path: str, mtime_ns: int, meanings: tuple, keys: tuple) -> S
             for _, name, type_, _, _, key in info:
                 at = (table.lower(), name.lower())
                 reference = references.get(name.lower()) or more_keys.get(at, "")
-                meaning = meaning_of.get(f"{at[0]}.{at[1]}", "")
+                meaning = notes.meanings.get(f"{at[0]}.{at[1]}", "")
                 column = Column(name, _short_type(type_), bool(key), reference, meaning)
                 column.values = _values(db, table, column, index)
                 columns.append(column)
@@ -131,9 +138,9 @@ def _values(db: sqlite3.Connection, table: str, column: Column, index: dict) -> 
     """The first distinct texts of a column for show; all of them (bounded) go into the index."""
     if column.type in ("int", "real", "blob"):
         return []
-    name = '"' + column.name.replace('"', '""') + '"'
+    name, source = (f'"{n.replace(chr(34), chr(34) * 2)}"' for n in (column.name, table))
     rows = db.execute(
-        f"SELECT DISTINCT {name} FROM \"{table.replace(chr(34), chr(34) * 2)}\" WHERE typeof({name}) = 'text'"
+        f"SELECT DISTINCT {name} FROM (SELECT {name} FROM {source} LIMIT {MAX_ROWS}) WHERE typeof({name}) = 'text'"
         f" LIMIT {MAX_DISTINCT}"
     ).fetchall()
     texts = [t for (t,) in rows if t and len(t) <= MAX_VALUE_CHARS and t.isprintable()]
@@ -159,7 +166,7 @@ def mentioned_values(schema: Schema, question: str) -> dict[tuple[str, str], lis
     return found
 
 
-_COMMON = set(
+_COMMON = frozenset(
     "a an the of in on at to for from by with and or not is are was were be do does did have has had what which who whom"
     " how many much all each every any other more most less than list show find give name names number average no it"
     " their its that this there as".split()
@@ -192,7 +199,7 @@ def relevance(schema: Schema, question: str, mentioned: dict) -> dict[tuple[str,
     return score
 
 
-def overlap(asked: set[str], name: list[str]) -> float:
+def overlap(asked: set[str], name: tuple[str, ...]) -> float:
     return sum(w in asked for w in name) / len(name) if name else 0.0
 
 
@@ -204,19 +211,24 @@ def schema_text(
     sample_values: int = 2,
     schema_style: str = "compact",
     count_tokens: Callable[[str], int] = estimate_tokens,
-    meanings: dict[str, str] | None = None,
-    keys: tuple = (),
+    notes: Notes = NO_NOTES,
 ) -> str:
     """The prompt text of a database for a question, at most `schema_tokens` tokens."""
     if schema_style not in STYLES:
         raise ValueError(f"schema_style: {schema_style!r} is not one of {', '.join(STYLES)}")
-    schema = read_schema(db_path, meanings, keys)
+    schema = read_schema(db_path, notes)
     mentioned = mentioned_values(schema, question)
     shown = {(t.name, c.name): _shown(c, mentioned.get((t.name, c.name), []), sample_values) for t, c in _pairs(schema)}
-    text = "\n".join(_line(t, t.columns, shown, schema_style) for t in schema.tables)
-    if count_tokens(text) <= schema_tokens:
-        return text
-    return _pruned(schema, shown, mentioned, question, schema_tokens, schema_style, count_tokens)
+    lines = {t.name: _line(t, t.columns, shown, schema_style) for t in schema.tables}
+    if sum(cost(count_tokens, line) for line in lines.values()) > schema_tokens:
+        lines = _pruned(schema, shown, mentioned, question, schema_tokens, schema_style, count_tokens)
+    return "\n".join(lines.values())
+
+
+@lru_cache(maxsize=1 << 15)
+def cost(count_tokens: Callable[[str], int], line: str) -> int:
+    """Tokens of a line with its line break; tokenizers do not merge across it, so the costs of lines add up."""
+    return count_tokens(line + "\n")
 
 
 def _pairs(schema: Schema):
@@ -227,39 +239,43 @@ def _shown(column: Column, mentioned: list[str], n: int) -> list[str]:
     return list(dict.fromkeys(mentioned[:2] + column.values))[: max(n, min(len(mentioned), 2))] if n else []
 
 
-def _pruned(schema, shown, mentioned, question, budget, style, count) -> str:
+def _pruned(schema, shown, mentioned, question, budget, style, count) -> dict[str, str]:
     """Tables by relevance, each as full as still fits: with values, then its relevant columns, then keys only."""
     score = relevance(schema, question, mentioned)
     order = {t.name: i for i, t in enumerate(schema.tables)}
     ranked = sorted(schema.tables, key=lambda t: (-score[t.name, ""], order[t.name]))
     bare = {at: [v for v in values if v in mentioned.get(at, ())] for at, values in shown.items()}
-    lines: dict[str, str] = {}
-
-    def text_of(chosen: dict[str, str]) -> str:
-        left = [quote(t.name) for t in schema.tables if t.name not in chosen]
-        listed = [f"-- other tables: {', '.join(left)}"] if left else []
-        return "\n".join([chosen[n] for n in sorted(chosen, key=order.__getitem__)] + listed)
-
-    def fits(chosen: dict[str, str]) -> bool:
-        return count(text_of(chosen)) <= budget
-
-    # first the smallest useful form of as many tables as fit, then fuller forms from the most relevant on
     forms = {t.name: _forms(t, score, shown, bare, style) for t in ranked}
+    chosen: dict[str, str] = {}
+
+    def rest() -> str:
+        return "-- other tables: " + ", ".join(quote(t.name) for t in schema.tables if t.name not in chosen)
+
+    # first the smallest useful form of as many tables as fit, the most relevant first ...
+    room = budget - cost(count, rest())
     for table in ranked:
-        trial = lines | {table.name: forms[table.name][-1]}
-        if fits(trial):
-            lines = trial
-        elif not lines:
-            raise ValueError(
-                f"schema_tokens={budget} is too small: the smallest form of table {table.name!r} needs"
-                f" {count(text_of(trial))}; raise data.schema_tokens in the recipe"
-            )
+        smallest = forms[table.name][-1]
+        if cost(count, smallest) <= room:
+            chosen[table.name] = smallest
+            room -= cost(count, smallest)
+    if not chosen:
+        needed = budget - room + min(cost(count, f[-1]) for f in forms.values())
+        raise ValueError(
+            f"schema_tokens={budget} is too small: the table names and the smallest table need {needed} tokens;"
+            " raise data.schema_tokens in the recipe"
+        )
+    if len(chosen) == len(ranked):
+        room = budget - sum(cost(count, line) for line in chosen.values())
+    # ... then fuller forms
     for table in ranked:
         for form in forms[table.name]:
-            if table.name in lines and fits(lines | {table.name: form}):
-                lines[table.name] = form
+            more = cost(count, form) - cost(count, chosen[table.name]) if table.name in chosen else room + 1
+            if more <= room:
+                chosen[table.name] = form
+                room -= more
                 break
-    return text_of(lines)
+    lines = {name: chosen[name] for name in sorted(chosen, key=order.__getitem__)}
+    return lines | {"": rest()} if len(lines) < len(ranked) else lines
 
 
 def _forms(table: Table, score: dict, shown: dict, bare: dict, style: str) -> list[str]:
@@ -276,17 +292,22 @@ def _forms(table: Table, score: dict, shown: dict, bare: dict, style: str) -> li
 
 
 def _line(table: Table, columns: list[Column], shown: dict, style: str) -> str:
+    return _line_of(table, tuple((c, tuple(shown[table.name, c.name])) for c in columns), style)
+
+
+@lru_cache(maxsize=1 << 14)
+def _line_of(table: Table, shown: tuple[tuple[Column, tuple[str, ...]], ...], style: str) -> str:
+    columns = [c for c, _ in shown]
     composite = [quote(c.name) for c in columns if c.key]
     items, notes = [], []
-    for column in columns:
+    for column, values in shown:
         item = f"{quote(column.name)} {column.type}".rstrip()
         if column.key and len(composite) == 1:
             item += " PRIMARY KEY"
         if column.reference:
             item += f" REFERENCES {column.reference}"
         items.append(item)
-        values = ", ".join(_literal(v) for v in shown[table.name, column.name])
-        notes.append(": ".join(x for x in (column.meaning, values) if x))
+        notes.append(": ".join(x for x in (column.meaning, ", ".join(_literal(v) for v in values)) if x))
     if len(composite) > 1:
         items.append(f"PRIMARY KEY ({', '.join(composite)})")
         notes.append("")

@@ -9,16 +9,17 @@ Rows are rejected (and listed) when their database is missing, the gold does not
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import sqlglot
 
-import rewards
-from tasks.base import Rejected, Task, call, locate, result, say
+from tasks.base import Rejected, Task, call, judged, locate, result, say
+from tasks.corrections import corrected
 from tasks.hardness import DIFFICULTY, hardness
-from tasks.schema_text import schema_text, words
+from tasks.schema_text import NO_NOTES, Notes, read_schema, schema_text, words
 
 SYSTEM = (
     "You answer questions about a SQLite database. Call execute_sql with one SELECT query, look at the result, fix the"
@@ -121,8 +122,8 @@ def _row(item: dict, folder: Path, split: str, name: str, schema_options: dict) 
         level = hardness(item["query"])
     except sqlglot.errors.SqlglotError:
         return Rejected(raw, "gold cannot be parsed")
-    meanings, keys = annotations(str(folder)).get(db_id, ({}, ()))
-    schema = schema_text(str(path), question, meanings=meanings, keys=keys, **schema_options)
+    notes = annotations(str(folder)).get(db_id, NO_NOTES)
+    schema = schema_text(str(path), question, notes=notes, **schema_options)
     return {
         "id": raw["id"],
         "task": name,
@@ -142,8 +143,8 @@ def _row(item: dict, folder: Path, split: str, name: str, schema_options: dict) 
 
 
 @lru_cache(maxsize=4)
-def annotations(folder: str) -> dict[str, tuple[dict[str, str], tuple]]:
-    """db_id -> (column meanings, foreign keys) from tables.json: what the SQLite files themselves do not declare."""
+def annotations(folder: str) -> dict[str, Notes]:
+    """db_id -> column meanings and foreign keys from tables.json: what the SQLite files themselves do not declare."""
     path = Path(folder) / "tables.json"
     if not path.exists():
         return {}
@@ -157,7 +158,7 @@ def annotations(folder: str) -> dict[str, tuple[dict[str, str], tuple]]:
         keys = tuple(
             (tables[columns[a][0]], columns[a][1], tables[columns[b][0]], columns[b][1]) for a, b in db["foreign_keys"]
         )
-        out[db["db_id"]] = (meanings, keys)
+        out[db["db_id"]] = Notes(meanings, keys)
     return out
 
 
@@ -174,18 +175,29 @@ def _abbreviates(short: str, word: str) -> bool:
     return short[0] == word[0] and len(short) >= min(3, len(word)) and all(c in letters for c in short)
 
 
+def tidy_sql(sql: str, names: set[str]) -> str:
+    """Gold as one would write it: single blanks, and 'text' in single quotes unless the quoted word is a name."""
+    out = []
+    for piece in re.findall(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|[^'\"`]+|.", sql, flags=re.DOTALL):
+        if piece[0] == '"' and len(piece) > 2 and piece[1:-1].lower() not in names:
+            piece = "'" + piece[1:-1].replace('""', '"').replace("'", "''") + "'"
+        elif piece[0] not in "'\"`":
+            piece = re.sub(r" ?([<>!]) = ?", r" \1= ", re.sub(r"\s+", " ", piece))
+            piece = re.sub(r"\( ", "(", re.sub(r" ([,)])", r"\1", piece))
+            piece = re.sub(r"\b(count|sum|avg|min|max) \(", r"\1(", piece, flags=re.IGNORECASE)
+        out.append(piece)
+    return "".join(out).strip().rstrip(";").strip()
+
+
 def trajectory(row: dict, env) -> list[dict]:
     """Gold as a tool call, the environment's real answer, a closing line; gold must be judged 1.0."""
     env.reset(**row)
-    answer = env.execute_sql(row["gold"])
-    completion = [
-        call("execute_sql", {"query": row["gold"]}),
-        result("execute_sql", answer),
-        say(FINAL),
-    ]
-    verdict = rewards.score(row, completion)[rewards.PRIMARY["sql"]]
-    if verdict != 1.0:
-        reason = "gold fails" if answer.lower().startswith("error") else "gold is not judged correct"
+    names = {n.lower() for t in read_schema(row["db_path"]).tables for n in (t.name, *(c.name for c in t.columns))}
+    query = tidy_sql(row["gold"], names)
+    answer = env.execute_sql(query)
+    completion = [call("execute_sql", {"query": query}), result("execute_sql", answer), say(FINAL)]
+    if judged(row, completion) != 1.0:
+        reason = "gold fails" if answer.startswith("Error") else "gold is not judged correct"
         raise Rejected(row, f"{reason}: {answer.splitlines()[0][:120]}")
     return completion
 
@@ -198,4 +210,4 @@ def _listing(folder: Path) -> str:
     return ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
 
 
-SPIDER = Task("spider", "sql", load, trajectory, source, unseen_databases=True)
+SPIDER = Task("spider", "sql", load, trajectory, source, corrected(trajectory), unseen_databases=True)
