@@ -60,16 +60,17 @@ def orphans(key: Column, parent: Table) -> bool:
 
 def per_parent(g: Ask):
     child, key, parent = g.link()
+    its = "their" if parent.human else "its"
     some = f" {'who' if parent.human else 'that'} has {child.many}" if orphans(key, parent) else ""
     if g.rng.random() < 0.6 or not child.of(*NUMBERS):
-        sql, words = "COUNT(*)", f"number of {child.many}"
+        sql, words = "COUNT(*)", f"{its} number of {child.many}"
     else:
         sql, words, _ = aggregate(g, child, "T1.")
-        words = f"{words} of {'their' if parent.human else 'its'} {child.many}"
+        words = f"the {words} of {its} {child.many}"
     return (
         f"SELECT T2.{parent.label.sql}, {sql} FROM {g.joined(child, key, parent)} GROUP BY T2.{parent.key.sql}",
-        f"[For [each|every] {parent.one}{some}, [show|give|list] the {parent.label.phrase} and the {words}"
-        f"|[Show|List|Give] the {parent.label.phrase} of [each|every] {parent.one}{some} and the {words}].",
+        f"[For [each|every] {parent.one}{some}, [show|give|list] the {parent.label.phrase} and {words}"
+        f"|[Show|List|Give] the {parent.label.phrase} of [each|every] {parent.one}{some} and {words}].",
     )
 
 

@@ -31,7 +31,7 @@ def spin(text: str, rng: random.Random) -> str:
     text = re.sub(r"\b([Aa]) (?=[aeioAEIO]|hour|unk)", r"\1n ", spin_words(text, rng)).rstrip(".?")
     if re.match(r"(What|Which|Who|How|In which|On which)\b", text):
         return text + "?"
-    if rng.random() < 0.12:
+    if rng.random() < 0.12 and not text.startswith("For "):
         return rng.choice(POLITE).format(text[0].lower() + text[1:])
     return text[0].upper() + text[1:] + "."
 
