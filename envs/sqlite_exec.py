@@ -180,27 +180,24 @@ class Database:
     lenient: bool = False  # text that is not UTF-8 was met: decode in Python from then on
 
 
-_open: OrderedDict[tuple[str, bool], Database] = OrderedDict()
+_open: OrderedDict[str, Database] = OrderedDict()
 
 
-def open_database(db_path: str, reverse: bool = False, stat: tuple | None = None) -> Database:
-    """The open connection of this process (a worker runs one thread). reverse: PRAGMA reverse_unordered_selects, which lets
-    the judge find results that hang on the order of scanning. stat: the fingerprint, where the caller has it and checks it after."""
+def open_database(db_path: str, stat: tuple | None = None) -> Database:
+    """The open connection of this process (a worker runs one thread). stat: the fingerprint, where the caller has it."""
     stat = stat or fingerprint(db_path)
-    database = _open.get((db_path, reverse))
+    database = _open.get(db_path)
     if database is not None:
         if database.stat == stat and settled(stat):
-            _open.move_to_end((db_path, reverse))
+            _open.move_to_end(db_path)
             return database
-        _open.pop((db_path, reverse)).connection.close()
+        _open.pop(db_path).connection.close()
     guard = _Guard()
     try:
         uri = f"file:{quote(str(Path(db_path).absolute()))}?mode=ro&immutable=1"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
         for pragma in (f"hard_heap_limit={HEAP_BYTES}", "temp_store=MEMORY", "query_only=ON", "cell_size_check=ON"):
             connection.execute(f"PRAGMA {pragma}")
-        if reverse:
-            connection.execute("PRAGMA reverse_unordered_selects=ON")
         names = connection.execute("SELECT lower(name) FROM sqlite_master WHERE type = 'table'").fetchall()
     except sqlite3.Error as error:
         raise QueryError(f"cannot open the database {db_path}: {error}", "infrastructure") from None
@@ -211,7 +208,7 @@ def open_database(db_path: str, reverse: bool = False, stat: tuple | None = None
     connection.set_progress_handler(guard.progress, STEPS_PER_CALL)
     connection.set_authorizer(guard.authorize)
     database = Database(stat, connection, guard, frozenset(name for (name,) in names))
-    _open[db_path, reverse] = database
+    _open[db_path] = database
     if len(_open) > MAX_OPEN:
         _open.popitem(last=False)[1].connection.close()
     return database
@@ -224,7 +221,6 @@ def execute(
     *,
     errors: str = "replace",
     expect: Callable | None = None,
-    reverse: bool = False,
     stat: tuple | None = None,
 ) -> Result:
     """Run one statement on this process's own connection, inside a worker: layers 2 to 5. run_query() is for everybody else.
@@ -238,7 +234,7 @@ def execute(
         raise QueryError(f"the query is longer than {MAX_SQL_CHARS} characters", "limit")
     started = time.monotonic()
     for _ in range(2):
-        database = open_database(db_path, reverse, stat)
+        database = open_database(db_path, stat)
         try:
             result = _execute(database, sql, limits, started, errors, expect)
         except QueryError:

@@ -23,6 +23,7 @@ import argparse
 import hashlib
 import json
 import os
+import sqlite3
 import sys
 import threading
 import time
@@ -72,7 +73,7 @@ def content_key(db_path: str, stat: tuple) -> str:
 
 
 def _verdict_key(job: Job, gold: str, pred: str) -> tuple:
-    text = "\0".join((job.mode, f"{job.keep_distinct} {job.reverse}", gold, pred)).encode(errors="surrogatepass")
+    text = "\0".join((job.mode, f"{job.keep_distinct} {bool(job.twin)}", gold, pred)).encode(errors="surrogatepass")
     return job.content, hashlib.blake2b(text, digest_size=16).digest()
 
 
@@ -97,32 +98,55 @@ def exec_match_batch(
     if not len(preds) == len(golds) == len(db_paths):
         raise ValueError(f"one gold and one database a prediction, found {len(preds)} {len(golds)} {len(db_paths)}")
     db_paths = [str(path) for path in db_paths]
-    if isinstance(neighbours, int):
-        from rewards.neighbours import make_neighbours
-
-        copies = {path: make_neighbours(path, neighbours) for path in set(db_paths)} if neighbours else {}
-    else:
-        copies = neighbours
+    copies = _copies(db_paths, neighbours) if isinstance(neighbours, int) else neighbours
     deadline = time.monotonic() + batch_timeout if batch_timeout else float("inf")
     limits = timeout, deadline, workers or os.cpu_count() or 1
     verdicts = _judge_all(preds, golds, db_paths, (mode, keep_distinct, False), limits)
     return _harden(verdicts, preds, golds, db_paths, copies, (mode, keep_distinct), limits) if copies else verdicts
 
 
+def _copies(db_paths: list[str], k: int) -> dict[str, list[Path]]:
+    """A database of which no copy can be made has none here: what it is judged on alone is undecided, then."""
+    from rewards.neighbours import make_neighbours
+
+    copies: dict[str, list[Path]] = {}
+    for path in sorted(set(db_paths)) if k else ():
+        try:
+            copies[path] = make_neighbours(path, k)
+        except (QueryError, OSError, sqlite3.Error):
+            copies[path] = []
+    return copies
+
+
 def _harden(
     verdicts: list, preds: Sequence, golds: Sequence, db_paths: list[str], copies: Mapping, how: tuple, limits: tuple
 ) -> list:
-    """A gold whose result on a copy hangs on the order in which SQLite scans it (ties at a LIMIT) says nothing there."""
-    checks = [(i, str(copy)) for i, v in enumerate(verdicts) if v.correct for copy in copies.get(db_paths[i], ())]
-    texts, paths = [golds[i] for i, _ in checks], [copy for _, copy in checks]
-    steady = _judge_all(texts, texts, paths, (*how, True), limits)
-    checks = [check for check, verdict in zip(checks, steady, strict=True) if verdict.correct]
+    """A gold whose result on a copy hangs on the order of the rows (ties at a LIMIT) says nothing there: it differs on the twin."""
+    checks = []
+    for i, verdict in enumerate(verdicts):
+        if verdict.correct and not copies.get(db_paths[i]):
+            verdicts[i] = Verdict(None, f"right on {db_paths[i]}, of which there are no neighbours")
+        elif verdict.correct:
+            checks += [
+                (i, str(copy)) for copy in copies[db_paths[i]] if twin_of(copy) or "limit" not in golds[i].lower()
+            ]
+    twins = [check for check in checks if twin_of(check[1])]
+    texts = [golds[i] for i, _ in twins]
+    same = _judge_all(texts, texts, [copy for _, copy in twins], (*how, True), limits)
+    unsteady = {check for check, verdict in zip(twins, same, strict=True) if not verdict.correct}
+    checks = [check for check in checks if check not in unsteady]
     wanted = [golds[i] for i, _ in checks]
     found = _judge_all([preds[i] for i, _ in checks], wanted, [copy for _, copy in checks], (*how, False), limits)
     for (i, copy), verdict in zip(checks, found, strict=True):
         if verdict.correct is False:
             verdicts[i] = Verdict(False, f"right on this database by accident; on {Path(copy).name}: {verdict.reason}")
     return verdicts
+
+
+def twin_of(copy: str | Path) -> str:
+    """The same data with the rows in reverse order, which make_neighbours puts beside each copy where it can; else ""."""
+    twin = os.path.splitext(os.path.abspath(copy))[0] + ".twin.sqlite"
+    return twin if os.path.exists(twin) else ""
 
 
 def _judge_all(
@@ -165,11 +189,11 @@ def _judge_all(
     return answers
 
 
-def _job(path: str, mode: str, keep_distinct: bool, reverse: bool) -> Job | Verdict:
+def _job(path: str, mode: str, keep_distinct: bool, on_twin: bool) -> Job | Verdict:
     path = os.path.abspath(path)
     try:
         stat = fingerprint(path)
-        return Job(path, content_key(path, stat), stat, mode, keep_distinct, reverse)
+        return Job(path, content_key(path, stat), stat, mode, keep_distinct, twin_of(path) if on_twin else "")
     except QueryError as error:
         return Verdict(None, str(error))
     except OSError as error:

@@ -36,8 +36,8 @@ class Job:
     stat: tuple
     mode: str
     keep_distinct: bool
-    reverse: bool = (
-        False  # run the prediction with SQLite's scans reversed: gold against itself tells whether its result is steady
+    twin: str = (
+        ""  # run the prediction there: gold against itself tells whether its result hangs on the order of the rows
     )
 
 
@@ -93,16 +93,15 @@ def _verdict(job: Job, gold: Gold, pred: str, timeout: float, quick: bool) -> tu
         as_official = official and job.keep_distinct and not answer.rows  # that tool runs it and gets no rows
         return as_official, "empty prediction" + ", empty gold" * as_official, answer.steady
     text = official_text(pred, job.keep_distinct) if official else normalise(pred)
-    if answer.steady and not job.reverse and canonical_text(text) == gold.text:
+    if answer.steady and not job.twin and canonical_text(text) == gold.text:
         return True, "same query", True
     result = execute(
-        job.db_path,
+        job.twin or job.db_path,
         text,
         _limits(timeout, quick),
         errors="ignore" if official else "surrogateescape",
         # A prediction with more rows than gold is wrong whatever they hold: one more row than gold has is enough to know.
-        reverse=job.reverse,
-        stat=job.stat,
+        stat=None if job.twin else job.stat,
         expect=lambda columns: len(answer.rows) if columns == len(answer.columns) else 0,
     )
     steady = answer.steady and result.steady

@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from envs.sqlite_exec import fingerprint
+from rewards.exec_compare import TOKEN
 
 VERSION = 1  # of the recipe below: part of the copies' names
 MAX_CHANGED, MAX_ADDED = 2000, 120  # rows a table
@@ -75,12 +76,17 @@ def make_neighbours(
     for number, target in enumerate(paths):
         if not target.exists():
             temporary = target.with_name(f".{target.name}.{os.getpid()}")
+            other = target.with_name(f".{target.name}.{os.getpid()}.twin")
             temporary.unlink(missing_ok=True)
+            other.unlink(missing_ok=True)
             try:
                 _make(path, temporary, random.Random(f"{recipe}/{name}/{number}"), constants)
+                if _make_twin(temporary, other):
+                    os.replace(other, target.with_suffix(".twin.sqlite"))
                 os.replace(temporary, target)
             finally:
                 temporary.unlink(missing_ok=True)
+                other.unlink(missing_ok=True)
     return paths
 
 
@@ -144,6 +150,44 @@ def _make(source: str, target: Path, rng: random.Random, constants: dict[str, se
     finally:
         writing.close()
         reading.close()
+
+
+def _make_twin(source: Path, target: Path) -> bool:
+    """The same data in the opposite order of rows, and no INTEGER PRIMARY KEY, which would sort them again: what differs between
+    the two is what a query's text leaves open. Not for databases with virtual tables."""
+    connection = sqlite3.connect(target, isolation_level=None)
+    try:
+        connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
+        connection.execute("ATTACH ? AS source", (str(source),))
+        listed = connection.execute("SELECT type, name, sql FROM source.sqlite_master WHERE sql IS NOT NULL").fetchall()
+        if any(sql.lstrip().upper().startswith("CREATE VIRTUAL") for _, _, sql in listed):
+            return False
+        connection.execute("PRAGMA journal_mode=OFF")
+        connection.execute("PRAGMA synchronous=OFF")
+        connection.execute("BEGIN")
+        for kind, name, sql in listed:
+            if kind != "table" or name.lower().startswith("sqlite_"):
+                continue
+            tokens = [{"integer": "INT", "autoincrement": ""}.get(token.lower(), token) for token in TOKEN.findall(sql)]
+            connection.execute("".join(tokens))
+            columns = [c[1] for c in connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall() if c[6] == 0]
+            names = ", ".join(map(_quoted, columns))
+            keys = [c[1] for c in connection.execute(f"PRAGMA source.table_info({_quoted(name)})").fetchall() if c[5]]
+            order = (
+                ", ".join(f"{_quoted(key)} DESC" for key in keys) if "WITHOUT ROWID" in sql.upper() else "rowid DESC"
+            )
+            connection.execute(
+                f"INSERT INTO main.{_quoted(name)} ({names}) SELECT {names} FROM source.{_quoted(name)} ORDER BY {order}"
+            )
+        for kind, _, sql in listed:
+            if kind in ("index", "view"):
+                connection.execute(sql)
+        connection.execute("COMMIT")
+        return True
+    except sqlite3.Error:  # a table whose text only SQLite itself can read back: judged without a twin
+        return False
+    finally:
+        connection.close()
 
 
 def _tables(connection: sqlite3.Connection) -> list[Table]:
@@ -226,7 +270,7 @@ def _fill_pool(
             near += [float(constant)] if constant.replace(".", "", 1).isdigit() else []
     if numbers and numeric:
         low, high = min(numbers), max(numbers)
-        edges += [low, high, low - 1, high + 1]
+        edges += [low, high] + [low - 1, high + 1] * 5
         step = 10 ** max(0, len(str(int(abs(high)))) - 2)
         start = int(low // step)
         edges += [n * step for n in range(start, min(start + 100, int(high // step) + 1)) if n % 5 == 0]
