@@ -1,8 +1,8 @@
 """Talk to a stage, an export or an endpoint: the same loop, tools and sandbox as in training.
 
-    python chat.py --config recipes/demo.yaml --db shop.sqlite
-    python chat.py --config recipes/demo.yaml --stage sft --task mini_math --question "What is 37 * 48?"
-    python chat.py --config R --db shop.sqlite --endpoint http://localhost:8000/v1 --served_model NAME
+python chat.py --config recipes/demo.yaml --db shop.sqlite
+python chat.py --config recipes/demo.yaml --stage sft --task mini_math --question "What is 37 * 48?"
+python chat.py --config R --db shop.sqlite --endpoint http://localhost:8000/v1 --served_model NAME
 """
 
 from pathlib import Path
@@ -30,8 +30,7 @@ def main():
     from core.models import load_model, load_tokenizer, stage_source
     from core.rollout import EndpointEngine, Episode, TransformersEngine
     from envs import ENVIRONMENTS
-    from tasks import question_row
-    from tasks.prepare import environment_limits
+    from tasks.prepare import environment_limits, question_row
 
     if args.endpoint:
         tokenizer, engine = None, EndpointEngine(args.endpoint, args.served_model)
@@ -46,7 +45,7 @@ def main():
             return
         if not question:
             return
-        row = question_row(question, args.db, args.task, schema_tokens=recipe.data.schema_tokens)
+        row = question_row(recipe, question, args.db, args.task)
         env = ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
         for _ in engine.play([Episode(row, env, tokenizer, recipe.agent, on_message=show)]):
             pass

@@ -35,6 +35,7 @@ def main():
     from core.models import load_model, load_tokenizer, lora_config, model_source
     from envs import ENVIRONMENTS
 
+    training.quiet()
     if training.is_finished(folder, recipe):
         return
     source = model_source(recipe.model)
@@ -67,7 +68,7 @@ def main():
         "mean_token_accuracy": "token accuracy",
         "grad_norm": "grad",
     }
-    trainer.add_callback(training.Progress(folder, columns))
+    training.speak(trainer, folder, columns)
     print(
         f"SFT: {len(train)} rows, {sum(p.numel() for p in trainer.model.parameters() if p.requires_grad):,} weights train"
     )

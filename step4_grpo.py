@@ -42,6 +42,7 @@ def main():
     from envs import ENVIRONMENTS
     from tasks.prepare import environment_limits
 
+    training.quiet()
     if training.is_finished(folder, recipe):
         return
     source = stage_source(recipe, args.from_stage)
@@ -71,7 +72,7 @@ def main():
     columns = {"reward": "reward"} | {f"rewards/{n}/mean": n for n in recipe.grpo.rewards}
     columns |= {"frac_reward_zero_std": "no-spread groups", "tools/call_frequency": "tool calls"}
     columns |= {"tools/failure_frequency": "tool failures", "completions/clipped_ratio": "cut", "entropy": "entropy"}
-    trainer.add_callback(training.Progress(folder, columns | {"step_time": "seconds"}))
+    training.speak(trainer, folder, columns | {"step_time": "seconds"})
     a = trainer.args
     print(f"GRPO: {a.generation_batch_size // a.num_generations} prompts x {a.num_generations} episodes a step, "
           f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}")  # fmt: skip

@@ -38,7 +38,10 @@ def export_hf(recipe: Recipe, stage: str, target: Path) -> Path:
     tokenizer.chat_template = template_for(family_of(tokenizer), training=False)
     with atomic_dir(target) as tmp:
         for file in sorted(Path(source).iterdir()):
-            if file.name.endswith((".safetensors", ".index.json")) or file.name in ("config.json", "generation_config.json"):
+            if file.name.endswith((".safetensors", ".index.json")) or file.name in (
+                "config.json",
+                "generation_config.json",
+            ):
                 shutil.copy2(file, tmp / file.name)
         tokenizer.save_pretrained(tmp)
         _write_legacy_keys(tmp)

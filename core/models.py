@@ -79,7 +79,9 @@ def load_model(source: str, load_in_4bit: bool = False):
     """Weights in bf16 where the device computes it well, float32 elsewhere; 4-bit is nf4 with double quantisation."""
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     kwargs = {"dtype": compute_dtype()}
     if load_in_4bit:
         kwargs["quantization_config"] = BitsAndBytesConfig(

@@ -5,7 +5,7 @@ import shutil
 import time
 from pathlib import Path
 
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 from core.artifacts import read_manifest, write_manifest
 from core.config import Recipe
@@ -78,6 +78,26 @@ def _is_whole(checkpoint: Path) -> bool:
     return True
 
 
+def quiet() -> None:
+    """Leave out what the user cannot act on: the libraries' notes to themselves and a second set of progress lines."""
+    import logging
+    import warnings
+
+    from transformers.utils import logging as transformers_logging
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|trl|peft")
+    transformers_logging.disable_progress_bar()
+    # a step without episodes of an environment has no mean of its rewards; tensorboard's writer complains of each
+    board = logging.getLogger("transformers.integrations.integration_utils")
+    board.addFilter(lambda record: "attempting to log a value of" not in record.getMessage())
+
+
+def speak(trainer, folder: Path, columns: dict[str, str]) -> None:
+    """Our one line a step instead of the trainer's dictionaries."""
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(Progress(folder, columns))
+
+
 class Progress(TrainerCallback):
     """One compact line a logging step with an estimate of the end, and the same numbers in metrics.jsonl."""
 
@@ -92,7 +112,7 @@ class Progress(TrainerCallback):
             return
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as f:
             f.write(json.dumps({"step": state.global_step, "time": round(time.time(), 1), **logs}) + "\n")
-        shown = [f"{label} {logs[key]:.3g}" for key, label in self.columns.items() if key in logs]
+        shown = [f"{label} {logs[key]:.3g}" for key, label in self.columns.items() if isinstance(logs.get(key), int | float)]
         if shown:
             done = max(1, state.global_step - self.first)
             left = (time.time() - self.began) / done * (state.max_steps - state.global_step)

@@ -144,5 +144,25 @@ def environment_limits(recipe: Recipe, environment: str) -> dict:
     }
 
 
+def question_row(recipe: Recipe, question: str, db: str | None, task: str | None) -> dict:
+    """A row for a user's own question: about a database file, or to the agent of a task that needs none."""
+    from tasks.gsm8k import SYSTEM as MATH
+    from tasks.schema_text import schema_text
+    from tasks.spider import SYSTEM as SQL
+
+    row = dict.fromkeys(COLUMNS, "") | {"id": "chat", "question": question, "difficulty": 0.0, "facts": []}
+    if db is None:
+        if task not in TASKS or TASKS[task].environment != "calculator":
+            raise UserError(f"--task {task}: only tasks without a database; for SQL pass --db FILE.sqlite")
+        system, user = MATH, question
+    else:
+        schema = schema_text(
+            db, question, schema_tokens=recipe.data.schema_tokens, sample_values=recipe.data.sample_values
+        )
+        system, user = SQL, f"{schema}\n\nQuestion: {question}"
+    prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return row | {"environment": "calculator" if db is None else "sql", "db_path": db or "", "prompt": prompt}
+
+
 def _rejected(reason: Rejected, task: str, split: str) -> dict:
     return {"task": task, "split": split, "id": reason.id, "reason": reason.reason, "row": reason.row}
