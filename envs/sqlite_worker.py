@@ -17,6 +17,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import types
@@ -44,7 +45,7 @@ class Worker:
     """One child process, used by one thread at a time."""
 
     def __init__(self) -> None:
-        shared = os.memfd_create("progress")
+        shared = _shared_file()
         os.ftruncate(shared, MARK.size)
         self.progress = mmap.mmap(shared, MARK.size)
         self.process = subprocess.Popen(
@@ -103,6 +104,13 @@ class Worker:
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
+
+
+def _shared_file() -> int:
+    if hasattr(os, "memfd_create"):  # Linux: memory only
+        return os.memfd_create("progress")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _write(descriptor: int, data: bytes) -> None:
@@ -201,7 +209,10 @@ def _lock_down() -> None:
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (4 * HEAP_BYTES, 4 * HEAP_BYTES))
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (4 * HEAP_BYTES, 4 * HEAP_BYTES))
+    except (ValueError, OSError):  # macOS refuses it: SQLite's own heap limit remains
+        pass
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; the closed pipe ends this process
