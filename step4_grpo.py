@@ -38,6 +38,7 @@ def main():
     rows = read_jsonl(file, f"python step2_prepare_data.py --config {args.config}")
 
     from core import train as training
+    from core.decode import fast_generate
     from core.models import load_model, load_tokenizer, lora_config, stage_source
     from envs import ENVIRONMENTS
     from tasks.prepare import environment_limits
@@ -69,6 +70,8 @@ def main():
         environment_factory={n: functools.partial(ENVIRONMENTS[n], **environment_limits(recipe, n)) for n in names},
         peft_config=lora_config(recipe.grpo.lora),
     )
+    if not trainer.args.use_vllm:
+        trainer.model.generate = fast_generate(trainer.model, [tokenizer.eos_token_id], tokenizer.pad_token_id)
     columns = {"reward": "reward"} | {f"rewards/{n}/mean": n for n in recipe.grpo.rewards}
     columns |= {"frac_reward_zero_std": "no-spread groups", "tools/call_frequency": "tool calls"}
     columns |= {"tools/failure_frequency": "tool failures", "completions/clipped_ratio": "cut", "entropy": "entropy"}

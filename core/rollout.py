@@ -12,6 +12,7 @@ from typing import Any
 
 from core.chat import parse, prompt_ids, schemas_of, tool_suffix, tools_of
 from core.config import Agent
+from core.decode import forward, read_prompts, sample
 
 
 @dataclass
@@ -120,9 +121,9 @@ class TransformersEngine:
         eos, device = self.tokenizer.eos_token_id, self.model.device
         active, queues, written = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch]
         with torch.no_grad():
-            logits, mask, cache = self._read_prompts([e.prompt_ids for e in batch])
+            logits, mask, cache = read_prompts(self.model, [e.prompt_ids for e in batch], self.tokenizer.pad_token_id)
             while True:
-                sampled, alive = self._sample(logits).tolist(), []
+                sampled, alive = sample(logits, self.temperature, self.generator).tolist(), []
                 for slot, i in enumerate(active):
                     if not queues[i]:
                         token = sampled[slot]
@@ -147,53 +148,7 @@ class TransformersEngine:
                 for i in active:
                     del queues[i][:step]
                 mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
-                logits = self._forward(ids, mask, cache)
-
-    def _read_prompts(self, prompts: list[list[int]]):
-        """Logits, attention mask and cache after the prompts. What all share is read once, then padding, then the rest."""
-        import torch
-
-        from core.kv_cache import growing_cache
-
-        device, pad, rows = self.model.device, self.tokenizer.pad_token_id, len(prompts)
-        shared = _common_prefix(prompts)
-        rest = [p[shared:] for p in prompts]
-        width = max(len(r) for r in rest)
-        mask = torch.tensor([[1] * shared + [0] * (width - len(r)) + [1] * len(r) for r in rest], device=device)
-        cache = growing_cache(self.model)
-        if shared:
-            prefix = torch.tensor([prompts[0][:shared]], device=device)
-            self._forward(prefix, torch.ones_like(prefix), cache)
-            cache.batch_repeat_interleave(rows)
-        ids = torch.tensor([[pad] * (width - len(r)) + r for r in rest], device=device)
-        return self._forward(ids, mask, cache), mask, cache
-
-    def _forward(self, ids, mask, cache):
-        positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        out = self.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return out.logits[:, -1]
-
-    def _sample(self, logits):
-        import torch
-
-        if self.temperature == 0:
-            return logits.argmax(-1)
-        probabilities = torch.softmax(logits.float() / self.temperature, dim=-1)
-        return torch.multinomial(probabilities, 1, generator=self.generator)[:, 0]
-
-
-def _common_prefix(prompts: list[list[int]]) -> int:
-    """Tokens that all prompts begin with; at least one token of each is left to read."""
-    first, last = min(prompts), max(prompts)
-    most = min(len(p) for p in prompts) - 1
-    return next((n for n in range(most) if first[n] != last[n]), most)
+                logits = forward(self.model, ids, mask, cache)
 
 
 class EndpointEngine:
