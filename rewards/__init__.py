@@ -5,14 +5,19 @@
 A value is None where the judge could not tell (the infrastructure failed, gold fails); that is never counted as 0.
 """
 
-from rewards.math import math_accuracy, math_brevity, math_format, math_reasoning
-from rewards.medical import medical_judge, medical_rule
-from rewards.sql import exec_match, exec_match_strict, executes, schema_linking, sql_format, turn_economy
+from rewards import math, medical, sql  # modules: the name rewards.exec_match belongs to the judge's module
 
 BY_ENVIRONMENT = {
-    "sql": (exec_match, exec_match_strict, executes, schema_linking, sql_format, turn_economy),
-    "calculator": (math_accuracy, math_format, math_reasoning, math_brevity),
-    "medical": (medical_rule, medical_judge),
+    "sql": (
+        sql.exec_match,
+        sql.exec_match_strict,
+        sql.executes,
+        sql.schema_linking,
+        sql.sql_format,
+        sql.turn_economy,
+    ),
+    "calculator": (math.math_accuracy, math.math_format, math.math_reasoning, math.math_brevity),
+    "medical": (medical.medical_rule, medical.medical_judge),
 }
 # The weights that recipes start from. A wrong episode earns at most 0.3 (SQL), 0.2 (maths), a right one at
 # least 1.0, 0.5: shaping breaks ties and never outweighs being right.
