@@ -57,6 +57,14 @@ UNSTEADY_FUNCTIONS = {  # results that may differ from one call to the next: nev
     "random", "randomblob", "date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff",
     "current_date", "current_time", "current_timestamp", "changes", "total_changes", "last_insert_rowid",
 }  # fmt: skip
+BROKEN_FILE = {
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_CANTOPEN,
+}
 
 
 class QueryError(Exception):
@@ -317,7 +325,8 @@ def _explain(error: BaseException, guard: _Guard, limits: Limits) -> QueryError:
         return QueryError(text, "limit")
     if "one statement at a time" in text:
         return QueryError("You can only execute one statement at a time.", "denied")
-    if any(words in text for words in ("malformed", "not a database", "disk I/O", "locked", "unable to open")):
+    # by the code and never by the text, which a query can choose: `SELECT locked` is told "no such column: locked"
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN_FILE:
         return QueryError(text, "infrastructure")
     return QueryError(text)
 
