@@ -23,7 +23,7 @@ from rewards.cheats import TOOLS, Probe, honest_failure, probes
 from rewards.judge import speaks_to_judge
 from rewards.math import final_answer, tagged_answers
 from rewards.medical import copied
-from rewards.sql import final_sql, names_table, sql_blocks
+from rewards.sql import final_sql, sql_blocks
 
 __all__ = ["Probe", "honest_failure", "probes"]
 
@@ -120,8 +120,8 @@ def patterns_of(record: dict) -> set[str]:
     if kind == "sql":
         if final and len(sql_blocks(final)) > 1:
             found.add("several answers")
-        if answer_of(record) and not names_table(final_sql(completion)):
-            found.add("answer reads no table")
+        if answer_of(record) and record["rewards"].get("executes") == 0.0:
+            found.add("answer fails or reads no table")
         if record["rewards"].get("exec_match") == 1.0 and record["rewards"].get("exec_match_strict") == 0.0:
             found.add("right in official mode only")
     if record["correct"] is None:
