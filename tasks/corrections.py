@@ -14,7 +14,7 @@ import sqlglot
 from sqlglot import exp
 
 from rewards.exec_match import exec_match
-from tasks.base import Rejected, call, result
+from tasks.base import call, result
 from tasks.schema_text import quote, read_schema, words
 
 EMPTY = ("(0 rows", "\n0\n(1 row)", "\nNULL\n(1 row)")  # ways in which SQLEnv shows that nothing was found
@@ -255,10 +255,6 @@ def corrected(trajectory: Callable) -> Callable[[dict, object, random.Random], l
     """Task.correct from Task.trajectory."""
 
     def correct_row(row: dict, env, rng: random.Random) -> list[dict] | None:
-        try:
-            right = trajectory(row, env)
-        except Rejected:
-            return None
-        return correct(row, env, rng, right)
+        return correct(row, env, rng, trajectory(row, env))
 
     return correct_row

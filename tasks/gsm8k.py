@@ -147,7 +147,8 @@ def trajectory(row: dict, env) -> list[dict]:
             result("calculator", answer),
         ]
         text = _currency(text)
-    text += _replace(tail, carried)
+    tail = _replace(tail, carried)
+    text += tail
     values = [number(m["content"]) for m in completion if m["role"] == "tool"]
     if not _supported(row["gold"], values, tail):
         reason = "annotation wrong" if carried else "final answer is not a result of the solution"

@@ -12,12 +12,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from envs.sql import neutral
 from tasks.base import estimate_tokens
 
 MAX_DISTINCT = 3000  # values indexed per column, for finding the question's words in the data
 MAX_ROWS = 100_000  # rows looked at for them
 MAX_VALUE_CHARS = 32
 STYLES = ("compact", "ddl")
+RESERVED = frozenset(  # words that SQLite does not take as a bare name
+    "add all alter and as autoincrement between case check collate commit constraint create default deferrable delete"
+    " distinct drop else escape except exists foreign from group having in index insert intersect into is isnull join"
+    " limit not notnull null on or order primary references select set table then to transaction union unique update"
+    " using values when where".split()
+)
 
 
 @dataclass(eq=False)  # hashed by identity, like Table: lines are cached
@@ -47,7 +54,8 @@ class Schema:
 
 @lru_cache(maxsize=1 << 15)
 def quote(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
+    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in RESERVED
+    return name if plain else '"' + name.replace('"', '""') + '"'
 
 
 @lru_cache(maxsize=1 << 15)
@@ -143,7 +151,8 @@ def _values(db: sqlite3.Connection, table: str, column: Column, index: dict) -> 
         f"SELECT DISTINCT {name} FROM (SELECT {name} FROM {source} LIMIT {MAX_ROWS}) WHERE typeof({name}) = 'text'"
         f" LIMIT {MAX_DISTINCT}"
     ).fetchall()
-    texts = [t for (t,) in rows if t and len(t) <= MAX_VALUE_CHARS and t.isprintable()]
+    texts = [t for (t,) in rows if t and len(t) <= MAX_VALUE_CHARS and t.isprintable() and "*/" not in t]
+    texts = [t for t in texts if neutral(t) == t]  # data must not speak as the system or the user
     for text in texts:
         if re.search(r"[^\W\d_]", text):
             index.setdefault(text.strip().lower(), []).append((table, column.name, text))
@@ -222,7 +231,7 @@ def schema_text(
     lines = {t.name: _line(t, t.columns, shown, schema_style) for t in schema.tables}
     if sum(cost(count_tokens, line) for line in lines.values()) > schema_tokens:
         lines = _pruned(schema, shown, mentioned, question, schema_tokens, schema_style, count_tokens)
-    return "\n".join(lines.values())
+    return neutral("\n".join(lines.values()))
 
 
 @lru_cache(maxsize=1 << 15)
@@ -248,11 +257,21 @@ def _pruned(schema, shown, mentioned, question, budget, style, count) -> dict[st
     forms = {t.name: _forms(t, score, shown, bare, style) for t in ranked}
     chosen: dict[str, str] = {}
 
-    def rest() -> str:
-        return "-- other tables: " + ", ".join(quote(t.name) for t in schema.tables if t.name not in chosen)
+    def rest(room: int) -> str:
+        """The names of the tables left out, as far as they go into the room."""
+        left = [quote(t.name) for t in ranked if t.name not in chosen]
+        line = f"-- {len(left)} other tables"
+        for number in range(1, len(left) + 1):
+            more = f" and {len(left) - number} more" if number < len(left) else ""
+            longer = f"-- other tables: {', '.join(left[:number])}{more}"
+            if cost(count, longer) > room:
+                break
+            line = longer
+        return line
 
     # first the smallest useful form of as many tables as fit, the most relevant first ...
-    room = budget - cost(count, rest())
+    reserved = cost(count, rest(budget // 5))
+    room = budget - reserved
     for table in ranked:
         smallest = forms[table.name][-1]
         if cost(count, smallest) <= room:
@@ -261,7 +280,7 @@ def _pruned(schema, shown, mentioned, question, budget, style, count) -> dict[st
     if not chosen:
         needed = budget - room + min(cost(count, f[-1]) for f in forms.values())
         raise ValueError(
-            f"schema_tokens={budget} is too small: the table names and the smallest table need {needed} tokens;"
+            f"schema_tokens={budget} is too small: the smallest table with the names of some others needs {needed} tokens;"
             " raise data.schema_tokens in the recipe"
         )
     if len(chosen) == len(ranked):
@@ -275,7 +294,7 @@ def _pruned(schema, shown, mentioned, question, budget, style, count) -> dict[st
                 room -= more
                 break
     lines = {name: chosen[name] for name in sorted(chosen, key=order.__getitem__)}
-    return lines | {"": rest()} if len(lines) < len(ranked) else lines
+    return lines | {"": rest(reserved)} if len(lines) < len(ranked) else lines
 
 
 def _forms(table: Table, score: dict, shown: dict, bare: dict, style: str) -> list[str]:
