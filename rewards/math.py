@@ -54,7 +54,10 @@ _VALUE = re.compile(
     r"(?P<percent>\s?(?:%|％|percent\b|per cent\b))?",
     re.IGNORECASE,
 )
-_UNIT = re.compile(r"\s{0,3}[^\W\d_°%][^\d=+*<>|]{0,60}(?:(?<=m)\^?[23])?|\s*°\s*[CFcf]?|\s*[$€£¥₹元]")
+_UNIT = re.compile(
+    r"(?!.*\b(?:or|and|not|but|is|are|was|x)\b)"  # words that make it more than a unit
+    r"(?:\s{0,3}[^\W\d_°%][^\d=+*<>|]{0,60}(?:(?<=m)\^?[23])?|\s*°\s*[CFcf]?|\s*[$€£¥₹元])"
+)
 _TIMES = {"thousand": 10**3, "k": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _TIMES |= {"千": 10**3, "万": 10**4, "亿": 10**8}
 _UNITS = {
@@ -155,11 +158,11 @@ def _clean(text: str) -> str:
     text = text.replace("\\$", "$").replace("\\%", "%").replace("−", "-").replace("–", "-").replace("，", ",")
     text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s*\{([^{}]*)\}", r" \1", text)
     text = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2", text)
-    text = re.sub(
-        r"\\[(),;!\[\]: ]|\\(?:left|right|displaystyle|quad)\b|[*`_]{1,3}(?![\d*])|(?<!\d)\*+|\{,\}", "", text
-    )
+    text = re.sub(r"\\(?:boxed|fbox)\s?\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\[(),;!\[\]: ]|\\(?:left|right|displaystyle|quad)\b|`|\{,\}", "", text)
+    text = re.sub(r"(?<![\d*])\*{2,3}|\*{2,3}(?![\d*])", "", text)  # bold, but not 10**3
     text = re.sub(r"^\$([^$]*)\$$", r"\1", text.strip())
-    return text.strip().strip("\"'“”「」").rstrip("。.!:：").strip()
+    return text.strip().strip("\"'“”「」*_ ").rstrip("。.!:：").strip()
 
 
 def values_in(text: str) -> list[str]:
