@@ -24,14 +24,19 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
     for name, (train, evaluation) in pools.items():
         rng = random.Random(f"{recipe.seed}-{name}")
         rng.shuffle(train)
-        held_out = min(round(data.val * share[name]), len(train) // 5)
+        train.sort(key=lambda r: "messages" not in r)  # stable: prompts without a worked example stand last
+        held_out = min(round(data.val * share[name]), sum("messages" in r for r in train) // 5)
         splits["sft_val"] += train[:held_out]
-        pools[name] = (train[held_out:], rng.sample(evaluation, len(evaluation)))
-    for split, source, limit in (("sft_train", 0, data.train), ("rl_train", 0, data.rl), ("eval", 1, data.eval)):
-        available = {name: pool[source] for name, pool in pools.items()}
+        pools[name] = {
+            "sft_train": [r for r in train[held_out:] if "messages" in r],
+            "rl_train": rng.sample(train[held_out:], len(train) - held_out),
+            "eval": rng.sample(evaluation, len(evaluation)),
+        }
+    for split, limit in (("sft_train", data.train), ("rl_train", data.rl), ("eval", data.eval)):
+        available = {name: pool[split] for name, pool in pools.items()}
         if split == "rl_train" and data.train and data.rl:  # prompts the SFT has not seen, as far as there are enough
-            first = _quota(available, share, data.train)
-            available = {name: rows[first[name] :] + rows[: first[name]] for name, rows in available.items()}
+            taught = {row["id"] for row in splits["sft_train"]}
+            available = {name: sorted(rows, key=lambda r: r["id"] in taught) for name, rows in available.items()}
         quota = (
             _quota(available, share, limit) if split != "eval" or limit else {n: len(r) for n, r in available.items()}
         )
@@ -55,7 +60,7 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
             len(prompt_ids(tokenizer, r["prompt"], tools[r["environment"]])) for r in splits[split]
         ]
     for split in ("sft_train", "sft_val"):
-        splits[split] = [{k: v for k, v in row.items() if k != "tokens"} for row in splits[split]]
+        splits[split] = [{k: row[k] for k in (*COLUMNS, "messages")} for row in splits[split]]
     return splits, rejected, facts
 
 
@@ -97,8 +102,8 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
     train, evaluation, dropped = guards.separate(task, train, evaluation)
     rejected += [_rejected(r, name, "guard") for r in dropped]
     env = ENVIRONMENTS[task.environment](**environment_limits(recipe, task.environment))
-    train = [r for r in _trajectories(recipe, task, train, env, tokenizer, rejected, "train")]
-    evaluation = [r for r in _trajectories(recipe, task, evaluation, env, tokenizer, rejected, "eval")]
+    train = list(_trajectories(recipe, task, train, env, tokenizer, rejected, "train"))
+    evaluation = list(_trajectories(recipe, task, evaluation, env, tokenizer, rejected, "eval"))
     guards.check(task, train, evaluation)
     return train, evaluation
 
@@ -126,7 +131,9 @@ def _trajectories(recipe, task, rows, env, tokenizer, rejected, split) -> Iterab
             if split == "eval" and not reason.reason.startswith("gold"):
                 yield row  # a hard evaluation row stays: leaving it out would flatter the score
                 continue
-            rejected.append(_rejected(reason, task.name, split))
+            rejected.append(_rejected(reason, task.name, f"{split}, SFT only" if reason.sft_only else split))
+            if reason.sft_only:  # the worked solution is no good, but the question and its answer are
+                yield row
             continue
         yield row | {"messages": messages, "tokens": len(ids)} if split == "train" else row
 
