@@ -206,7 +206,7 @@ class Judge:
                     return None
                 problem = f"status {error.status_code}"
                 wait = max(wait, _retry_after(error))
-            except (openai.OpenAIError, TimeoutError, ValueError) as error:
+            except (openai.OpenAIError, TimeoutError, ValueError, RecursionError) as error:  # the last by deep JSON
                 problem = f"{type(error).__name__}: {error}"[:200]
             if attempt < config.retries:
                 await asyncio.sleep(min(wait, LONGEST_WAIT))
