@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from envs.safe_math import CalcError, calculate
-from rewards.math import math_equal
 from tasks.base import Rejected, Task, call, judged, locate, result, say
 
 SYSTEM = (
@@ -220,7 +219,7 @@ def _replace(text: str, carried: dict[str, str]) -> str:
 def _supported(gold: str, values: list[float], tail: str) -> bool:
     """The last result is the answer, or an earlier one is that the closing words pick, or they state it themselves."""
     said = [number(n) for n in NUMBER.findall(tail)]
-    return any(math_equal(gold, f"{v:.10g}") for v in [*values, *said] if v is not None)
+    return any(abs(v - float(gold)) <= 1e-6 * max(1.0, abs(v)) for v in [*values, *said] if v is not None)
 
 
 def _currency(text: str) -> str:

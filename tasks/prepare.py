@@ -4,10 +4,12 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from core.chat import prompt_ids, render, schemas_of
+from core.chat import prompt_ids, schemas_of
 from core.config import Recipe, UserError
 from envs import ENVIRONMENTS
-from tasks import COLUMNS, TASKS, Rejected, guards
+from tasks import COLUMNS, TASKS, Rejected, Task, guards
+
+BATCH = 512  # conversations tokenised at once
 
 
 def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list[dict], dict]:
@@ -46,21 +48,14 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
     for split, rows in splits.items():
         if not rows:
             raise UserError(f"split '{split}' is empty: {len(rejected)} rows were rejected; see the reasons above")
-        if not split.startswith("sft"):
-            splits[split] = [{k: row[k] for k in COLUMNS} for row in rows]
-    facts = {
-        "tokens": {
-            s: [row.pop("tokens") if "tokens" in row else 0 for row in map(dict, rows)] for s, rows in splits.items()
-        },
-        "tools": {name: schemas_of(make()) for name, make in ENVIRONMENTS.items()},
-    }
-    for split in ("rl_train", "eval"):
-        tools = facts["tools"]
-        facts["tokens"][split] = [
-            len(prompt_ids(tokenizer, r["prompt"], tools[r["environment"]])) for r in splits[split]
-        ]
-    for split in ("sft_train", "sft_val"):
-        splits[split] = [{k: row[k] for k in (*COLUMNS, "messages")} for row in splits[split]]
+    tools = {name: schemas_of(make()) for name, make in ENVIRONMENTS.items()}
+    tokens = {split: [row["tokens"] for row in splits[split]] for split in ("sft_train", "sft_val")}
+    tokens["rl_train"] = [row["prompt_tokens"] for row in splits["rl_train"]]
+    tokens["eval"] = [len(prompt_ids(tokenizer, r["prompt"], tools[r["environment"]])) for r in splits["eval"]]
+    for split, rows in splits.items():
+        columns = (*COLUMNS, "messages") if split.startswith("sft") else COLUMNS
+        splits[split] = [{key: row[key] for key in columns} for row in rows]
+    facts = {"tokens": tokens, "tools": tools}
     return splits, rejected, facts
 
 
@@ -102,40 +97,60 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
     train, evaluation, dropped = guards.separate(task, train, evaluation)
     rejected += [_rejected(r, name, "guard") for r in dropped]
     env = ENVIRONMENTS[task.environment](**environment_limits(recipe, task.environment))
-    train = list(_trajectories(recipe, task, train, env, tokenizer, rejected, "train"))
-    evaluation = list(_trajectories(recipe, task, evaluation, env, tokenizer, rejected, "eval"))
+    train = _trajectories(recipe, task, train, env, rejected, "train")
+    train = _fitting(recipe, task, train, tokenizer, rejected)
+    evaluation = _trajectories(recipe, task, evaluation, env, rejected, "eval")
     guards.check(task, train, evaluation)
     return train, evaluation
 
 
-def _trajectories(recipe, task, rows, env, tokenizer, rejected, split) -> Iterable[dict]:
-    """Rows whose gold runs, is judged right and fits; train rows get their messages, some with a correction."""
-    tools, data = schemas_of(env), recipe.data
-    rng = random.Random(f"{recipe.seed}-{task.name}-corrections")
+def _trajectories(recipe: Recipe, task: Task, rows: list[dict], env, rejected: list[dict], split: str) -> list[dict]:
+    """Rows whose gold runs and is judged right; train rows get their messages, some with a correction."""
+    rng, kept = random.Random(f"{recipe.seed}-{task.name}-corrections"), []
     for row in rows:
         try:
             completion = task.trajectory(row, env)
-            if split == "train" and task.correct and rng.random() < data.correction_share:
-                completion = task.correct(row, env, rng) or completion
-            messages = row["prompt"] + completion
-            turns = sum("tool_calls" in m for m in completion)
-            if turns > recipe.agent.max_turns:
-                raise Rejected(row, f"needs more than agent.max_turns={recipe.agent.max_turns} tool calls: {turns}")
-            ids, _ = render(tokenizer, messages, tools)
-            if len(ids) > data.max_length:
-                raise Rejected(row, f"longer than data.max_length={data.max_length} tokens: {len(ids)}")
-            start = len(prompt_ids(tokenizer, row["prompt"], tools))
-            if len(ids) - start > recipe.agent.max_completion_length:
-                raise Rejected(row, f"episode longer than agent.max_completion_length: {len(ids) - start}")
         except Rejected as reason:
             if split == "eval" and not reason.reason.startswith("gold"):
-                yield row  # a hard evaluation row stays: leaving it out would flatter the score
+                kept.append(row)  # a hard evaluation row stays: leaving it out would flatter the score
                 continue
             rejected.append(_rejected(reason, task.name, f"{split}, SFT only" if reason.sft_only else split))
             if reason.sft_only:  # the worked solution is no good, but the question and its answer are
-                yield row
+                kept.append(row)
             continue
-        yield row | {"messages": messages, "tokens": len(ids)} if split == "train" else row
+        if split == "train":
+            if task.correct and rng.random() < recipe.data.correction_share:
+                completion = task.correct(row, env, rng) or completion
+            row = row | {"messages": row["prompt"] + completion}
+        kept.append(row)
+    return kept
+
+
+def _fitting(recipe: Recipe, task: Task, rows: list[dict], tokenizer, rejected: list[dict]) -> list[dict]:
+    """Train rows that fit the agent's limits, measured in batches, which is where the tokenizer is fast."""
+    tools = schemas_of(ENVIRONMENTS[task.environment]())
+    kept = []
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        prompts = token_counts(tokenizer, [r["prompt"] for r in batch], tools, add_generation_prompt=True)
+        wholes = token_counts(tokenizer, [r["messages"] if "messages" in r else r["prompt"] for r in batch], tools)
+        for row, prompt, whole in zip(batch, prompts, wholes, strict=True):
+            turns = sum("tool_calls" in m for m in row["messages"][len(row["prompt"]) :]) if "messages" in row else 0
+            if turns > recipe.agent.max_turns:
+                reason = f"needs more than agent.max_turns={recipe.agent.max_turns} tool calls: {turns}"
+            elif max(prompt, whole) > recipe.data.max_length:
+                reason = f"longer than data.max_length={recipe.data.max_length} tokens: {max(prompt, whole)}"
+            elif whole - prompt > recipe.agent.max_completion_length:
+                reason = f"episode longer than agent.max_completion_length: {whole - prompt}"
+            else:
+                kept.append(row | {"prompt_tokens": prompt, "tokens": whole})
+                continue
+            rejected.append(_rejected(Rejected(row, reason), task.name, "train"))
+    return kept
+
+
+def token_counts(tokenizer, conversations: list[list[dict]], tools: list, **options) -> list[int]:
+    return [len(ids) for ids in tokenizer.apply_chat_template(conversations, tools=tools, return_dict=False, **options)]
 
 
 def environment_limits(recipe: Recipe, environment: str) -> dict:
