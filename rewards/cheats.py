@@ -47,7 +47,8 @@ class _Play:
         self.tool, self.argument = TOOLS[row["environment"]]
 
     def __call__(self, *queries, final: str | None = "Done.", before: str = "", **more) -> list[dict]:
-        env = ENVIRONMENTS[self.row["environment"]](max_turns=60)
+        limits = {} if self.row["environment"] == "calculator" else {"timeout": 0.5}
+        env = ENVIRONMENTS[self.row["environment"]](max_turns=60, **limits)
         env.reset(**self.row)
         out = []
         for query in queries:
@@ -166,7 +167,7 @@ def _any(row: dict, play: _Play) -> dict[str, list[dict]]:
 
 
 def _sql(row: dict, play: _Play) -> dict[str, list[dict]]:
-    gold, tables = row["gold"], _tables(row)
+    gold, tables = row["gold"].rstrip("; \n"), _tables(row)  # official mode does not read on after a semicolon
     schema = read_schema(row["db_path"], 0)
     columns = [f'{t}."{c}"' for t, names in zip(tables, schema.values(), strict=True) for c in names]
     everything = ", ".join(tables[:6])
