@@ -34,7 +34,8 @@ demo:
 	@$(PY) step5_eval.py --config $(RECIPE)
 	$(call heading,6 of 6: export)
 	@$(PY) step6_export.py --config $(RECIPE)
-	$(call heading,done)
+	$(call heading,done: the whole comparison again)
+	@cat checkpoints/$$(sed -n 's/^run: *//p' $(RECIPE))/eval/report.md
 
 test:
 	@./step1_env.sh
@@ -49,4 +50,4 @@ lint:
 	.venv/bin/ruff format --check .
 
 bench:
-	@set -e; for b in bench/*.py; do echo "== $$b"; $(PY) "$$b"; done
+	@failed=0; for b in $$(grep -l __main__ bench/*.py); do echo "== $$b"; $(PY) "$$b" || failed=1; done; exit $$failed

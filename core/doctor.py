@@ -121,9 +121,6 @@ def impossible(recipe: Recipe, machine: Machine) -> list[str]:
             reasons.append(
                 f"{section}.load_in_4bit, but 4-bit fails here ({machine.four_bit}). --{section}.load_in_4bit false"
             )
-        for precision in ("bf16", "fp16"):
-            if getattr(recipe, section).config.get(precision) and not machine.cuda:
-                reasons.append(f"{section}.{precision} is for GPUs and there is none. --{section}.{precision} false")
     if recipe.grpo.config.get("use_vllm"):
         if not machine.cuda:
             reasons.append(
@@ -239,7 +236,7 @@ def _gpu(torch: Torch) -> list[Finding]:
     number = ".".join(map(str, torch.capability))
     if tuple(torch.capability) >= (8, 0):
         return [memory, Finding("Compute capability", f"{number}: bfloat16")]
-    fix = "no bfloat16: --sft.bf16 false --sft.fp16 true --grpo.bf16 false --grpo.fp16 true"
+    fix = "bfloat16 is only emulated: much slower than on Ampere (RTX 30, A10, A100) or newer"
     return [memory, Finding("Compute capability", number, "problem", fix)]
 
 
