@@ -1,5 +1,6 @@
 """Fixtures that several test files share. Everything else stands in the file that uses it."""
 
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -16,10 +17,9 @@ def shared_data() -> Path:
     return SHARED
 
 
-@pytest.fixture
-def shop_db(tmp_path) -> str:
-    """A small real database: two tables with a foreign key, a missing value, and texts that look like something else."""
-    path = tmp_path / "shop.sqlite"
+@pytest.fixture(scope="session")
+def shop_template(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("shop") / "shop.sqlite"
     with sqlite3.connect(path) as db:
         db.executescript(
             """
@@ -32,7 +32,13 @@ def shop_db(tmp_path) -> str:
             """
         )
     db.close()
-    return str(path)
+    return path
+
+
+@pytest.fixture
+def shop_db(shop_template, tmp_path) -> str:
+    """A small real database: two tables with a foreign key, a missing value, and texts that look like something else."""
+    return str(shutil.copy(shop_template, tmp_path / "shop.sqlite"))
 
 
 @pytest.fixture
