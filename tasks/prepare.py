@@ -132,8 +132,7 @@ def _fitting(recipe: Recipe, task: Task, rows: list[dict], tokenizer, rejected: 
     kept = []
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
-        prompts = token_counts(tokenizer, [r["prompt"] for r in batch], tools, add_generation_prompt=True)
-        wholes = token_counts(tokenizer, [r["messages"] if "messages" in r else r["prompt"] for r in batch], tools)
+        prompts, wholes = token_counts(tokenizer, batch, tools)
         for row, prompt, whole in zip(batch, prompts, wholes, strict=True):
             turns = sum("tool_calls" in m for m in row["messages"][len(row["prompt"]) :]) if "messages" in row else 0
             if turns > recipe.agent.max_turns:
@@ -149,8 +148,21 @@ def _fitting(recipe: Recipe, task: Task, rows: list[dict], tokenizer, rejected: 
     return kept
 
 
-def token_counts(tokenizer, conversations: list[list[dict]], tools: list, **options) -> list[int]:
-    return [len(ids) for ids in tokenizer.apply_chat_template(conversations, tools=tools, return_dict=False, **options)]
+def token_counts(tokenizer, rows: list[dict], tools: list) -> tuple[list[int], list[int]]:
+    """Tokens of each row's prompt and of its whole conversation; each text is tokenised once."""
+    options = {"tools": tools, "tokenize": False}
+    heads = tokenizer.apply_chat_template([r["prompt"] for r in rows], add_generation_prompt=True, **options)
+    texts = [
+        tokenizer.apply_chat_template(row["messages"], **options) if "messages" in row else head
+        for row, head in zip(rows, heads, strict=True)
+    ]
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+    wholes = [len(ids) for ids in encoded["input_ids"]]
+    prompts = []
+    for i, (head, text, whole) in enumerate(zip(heads, texts, wholes, strict=True)):
+        assert text.startswith(head), f"row {rows[i]['id']}: the prompt is not the beginning of the conversation"
+        prompts.append(whole if len(text) == len(head) else encoded.char_to_token(i, len(head)))
+    return prompts, wholes
 
 
 def environment_limits(recipe: Recipe, environment: str) -> dict:

@@ -50,6 +50,7 @@ class Table:
 class Schema:
     tables: list[Table]
     index: dict[str, list[tuple[str, str, str]]]  # value in lower case -> (table, column, value) where it occurs
+    names: frozenset[str]  # of tables and columns, in lower case
 
 
 @lru_cache(maxsize=1 << 15)
@@ -94,7 +95,7 @@ def read_schema(db_path: str, notes: Notes = NO_NOTES) -> Schema:
     return _read_schema(str(db_path), Path(db_path).stat().st_mtime_ns, notes)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _read_schema(db_path: str, mtime_ns: int, notes: Notes) -> Schema:
     more_keys = {(t.lower(), c.lower()): f"{quote(t2)}({quote(c2)})" for t, c, t2, c2 in notes.keys}
     # immutable: no lock files beside the database; the data is only read while rows are prepared
@@ -121,7 +122,9 @@ def _read_schema(db_path: str, mtime_ns: int, notes: Notes) -> Schema:
                 column.values = _values(db, table, column, index)
                 columns.append(column)
             tables.append(Table(table, columns))
-        return Schema(tables, index)
+        return Schema(
+            tables, index, frozenset(n.lower() for t in tables for n in (t.name, *(c.name for c in t.columns)))
+        )
     finally:
         db.close()
 

@@ -175,7 +175,7 @@ def _abbreviates(short: str, word: str) -> bool:
     return short[0] == word[0] and len(short) >= min(3, len(word)) and all(c in letters for c in short)
 
 
-def tidy_sql(sql: str, names: set[str]) -> str:
+def tidy_sql(sql: str, names: frozenset[str]) -> str:
     """Gold as one would write it: single blanks, and 'text' in single quotes unless the quoted word is a name."""
     out = []
     for piece in re.findall(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|[^'\"`]+|.", sql, flags=re.DOTALL):
@@ -192,8 +192,7 @@ def tidy_sql(sql: str, names: set[str]) -> str:
 def trajectory(row: dict, env) -> list[dict]:
     """Gold as a tool call, the environment's real answer, a closing line; gold must be judged 1.0."""
     env.reset(**row)
-    names = {n.lower() for t in read_schema(row["db_path"]).tables for n in (t.name, *(c.name for c in t.columns))}
-    query = tidy_sql(row["gold"], names)
+    query = tidy_sql(row["gold"], read_schema(row["db_path"]).names)
     answer = env.execute_sql(query)
     completion = [call("execute_sql", {"query": query}), result("execute_sql", answer), say(FINAL)]
     if judged(row, completion) != 1.0:
