@@ -25,7 +25,7 @@ MAX_FINAL = 2000  # characters of a well-formed final message
 FREE_CALLS, MOST_CALLS = (2, 6)  # tool calls: full economy up to FREE_CALLS, none from MOST_CALLS on
 QUERY_SECONDS, BATCH_SECONDS = 3.0, 10.0  # limits of `executes`
 JUDGE_SECONDS, PAIRS_PER_SECOND = 5.0, 50  # a query's limit in the judge; a batch may take BATCH_SECONDS and this rate
-MOST_JUDGED = 50_000
+MOST_WRONG = 50_000
 
 _BLOCK = re.compile(r"```[ \t]*sql(?:ite)?[ \t]*\n?(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -82,9 +82,9 @@ def turn_economy(completions, environment, gold, db_path, **columns) -> list[flo
     return [r if not r else _economy(c) for c, r in zip(completions, right, strict=True)]
 
 
-_judged: dict[
-    tuple, bool
-] = {}  # (mode, answer, gold, database, its mtime) -> verdict, also of those that ran into a limit
+# (mode, answer, gold, database, its mtime) found wrong, also by running into a limit, which the judge does not remember.
+# Right ones are not kept here: a query with random() that was lucky once must not stay right.
+_wrong: set[tuple] = set()
 
 
 def _matches(completions, environment, gold, db_path, mode: str) -> list[float | None]:
@@ -95,18 +95,19 @@ def _matches(completions, environment, gold, db_path, mode: str) -> list[float |
         if kind == "sql":
             changed = os.stat(db_path[i]).st_mtime_ns if os.path.exists(db_path[i]) else 0
             keys[i] = (mode, final_sql(completions[i]), gold[i], db_path[i], changed)
-    if len(_judged) > MOST_JUDGED:
-        _judged.clear()
+    if len(_wrong) > MOST_WRONG:
+        _wrong.clear()
     # no answer is never right, though the official evaluator takes it for an empty result in one of its modes
-    todo = [k for k in dict.fromkeys(keys.values()) if k[1] and k not in _judged]
+    todo = [k for k in dict.fromkeys(keys.values()) if k[1] and k not in _wrong]
     columns = ([k[part] for k in todo] for part in (1, 2, 3))
     verdicts = exec_match_batch(
         *columns, mode=mode, timeout=JUDGE_SECONDS, batch_timeout=BATCH_SECONDS + len(todo) / PAIRS_PER_SECOND
     )
-    _judged.update((k, v.correct) for k, v in zip(todo, verdicts, strict=True) if v.correct is not None)
+    decided = {k: v.correct for k, v in zip(todo, verdicts, strict=True)}
+    _wrong.update(k for k, correct in decided.items() if correct is False)
     out: list[float | None] = [None] * len(completions)
     for i, key in keys.items():
-        correct = _judged.get(key) if key[1] else False
+        correct = decided[key] if key in decided else False
         out[i] = None if correct is None else float(correct)
     return out
 
