@@ -35,8 +35,15 @@ def main():
     write_jsonl(target / "rejected.jsonl", rejected)
     report(splits, rejected, facts, tokenizer, args.samples)
     files = [target / f"{name}.jsonl" for name in splits]
-    write_manifest(target, recipe, files, started, counts={k: len(v) for k, v in splits.items()}, **facts)
+    facts = {"counts": {k: len(v) for k, v in splits.items()}, "rejected": len(rejected), "tokens": percentiles(facts)}
+    write_manifest(target, recipe, files, started, **facts)
     print(f"wrote {target}/ in {time.time() - started:.0f} s")
+
+
+def percentiles(facts: dict) -> dict[str, list[int]]:
+    """Token lengths of every file: p50, p95, max."""
+    lengths = {name: sorted(values) for name, values in facts["tokens"].items()}
+    return {name: [v[int(q * (len(v) - 1))] for q in (0.5, 0.95, 1.0)] for name, v in lengths.items()}
 
 
 def report(splits, rejected, facts, tokenizer, samples: int) -> None:
@@ -50,16 +57,9 @@ def report(splits, rejected, facts, tokenizer, samples: int) -> None:
     for column in ("file", "rows", "by task", "by hardness", "tokens p50 / p95 / max"):
         table.add_column(column)
     for name, rows in splits.items():
-        lengths = sorted(facts["tokens"][name])
-        spread = (
-            " / ".join(str(lengths[min(len(lengths) - 1, int(q * len(lengths)))]) for q in (0.5, 0.95, 1.0))
-            if lengths
-            else "-"
-        )
         counts = (Counter(r["task"] for r in rows), Counter(r["hardness"] for r in rows))
-        table.add_row(
-            name, str(len(rows)), *(" ".join(f"{k} {v}" for k, v in sorted(c.items())) for c in counts), spread
-        )
+        cells = (" ".join(f"{k} {v}" for k, v in sorted(c.items())) for c in counts)
+        table.add_row(name, str(len(rows)), *cells, " / ".join(map(str, percentiles(facts)[name])))
     console.print(table)
     for (task, reason), n in sorted(Counter((r["task"], r["reason"].split(":")[0]) for r in rejected).items()):
         console.print(f"rejected {n:5d}  {task}: {reason}", markup=False)

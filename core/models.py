@@ -107,11 +107,14 @@ def lora_config(lora):
         return None
     from peft import LoraConfig
 
+    modules = lora.target_modules
+    if lora.layers and modules == "all-linear":  # PEFT takes `layers_to_transform` only beside names
+        modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     return LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
+        target_modules=modules,
         layers_to_transform=lora.layers or None,
         task_type="CAUSAL_LM",
     )
