@@ -2,9 +2,10 @@
 
 from tasks.base import COLUMNS, HARDNESS, Rejected, Task
 from tasks.gsm8k import GSM8K
+from tasks.medical import MEDICAL
 from tasks.mini import MINI_MATH, MINI_SQL
 from tasks.spider import SPIDER
 
-TASKS = {task.name: task for task in (SPIDER, GSM8K, MINI_SQL, MINI_MATH)}
+TASKS = {task.name: task for task in (SPIDER, GSM8K, MINI_SQL, MINI_MATH, MEDICAL)}
 
 __all__ = ["COLUMNS", "HARDNESS", "TASKS", "Rejected", "Task"]

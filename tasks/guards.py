@@ -124,5 +124,6 @@ def secrets(row: dict) -> list[str]:
     gold = row["gold"]
     if row["environment"] == "calculator":
         return [flat(f"<answer>{gold}</answer>"), flat(f"#### {gold}"), flat(f"the answer is {gold}")]
-    found = [flat(gold), *(flat(fact) for fact in row["facts"])]
-    return [text for text in found if len(text) >= 8]  # shorter answers ("12", "yes") occur by chance
+    asked = f" {flat(row['question'])} "
+    facts = [fact for fact in map(flat, row["facts"]) if f" {fact} " not in asked]
+    return [text for text in (flat(gold), *facts) if len(text) >= 8]  # shorter answers ("12", "yes") occur by chance

@@ -71,12 +71,13 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
     task, data = TASKS[name], recipe.data
     root = data.roots.get(name, str(Path(recipe.data_root) / "raw" / name))
     options = {"seed": recipe.seed}
-    if task.environment == "sql":
+    if task.environment != "calculator":
         options |= {
             "schema_tokens": data.schema_tokens,
-            "sample_values": data.sample_values,
             "count_tokens": lambda text: len(tokenizer(text)["input_ids"]),
         }
+    if task.environment == "sql":
+        options["sample_values"] = data.sample_values
     try:
         if task.source:
             task.source(root)

@@ -168,6 +168,8 @@ def mentioned_values(schema: Schema, question: str) -> dict[tuple[str, str], lis
     found: dict[tuple[str, str], list[str]] = {}
     spans = re.findall(r"[\"'“‘]([^\"'”’]+)[\"'”’]", question)
     spans += [" ".join(tokens[i : i + n]) for n in range(6, 0, -1) for i in range(len(tokens) - n + 1)]
+    for run in re.findall(r"[\u3040-\u30ff\u3400-\u9fff]{2,}", question):  # written without blanks
+        spans += [run[i : i + n] for n in range(min(len(run), 12), 1, -1) for i in range(len(run) - n + 1)]
     for span in dict.fromkeys(s.strip().lower() for s in spans):
         if len(span) < 2 or span in _COMMON:
             continue
