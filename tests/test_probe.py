@@ -82,7 +82,7 @@ def test_a_row_that_cannot_tell_right_from_wrong_is_an_error(sql_row):
 
 @pytest.mark.slow
 def test_no_probe_beats_an_honest_failure_on_real_rows(shared_data):
-    """Real rows whose gold returns rows; those with an empty result are paid by any empty one in official mode."""
+    """Not the rows with an empty result or one small number: official mode pays those to an empty query or a guess."""
     import random
 
     from envs.sqlite_exec import run_query
@@ -93,7 +93,7 @@ def test_no_probe_beats_an_honest_failure_on_real_rows(shared_data):
     for item in random.Random(11).sample(items, 12):
         path = str(root / "database" / item["db_id"] / f"{item['db_id']}.sqlite")
         rows = run_query(path, item["query"]).rows
-        if not rows or rows in ([(0,)], [(1,)]):
+        if not rows or (len(rows) == 1 and rows[0][0] in range(10)):
             continue
         row = {"id": item["query"], "environment": "sql", "prompt": [], "db_path": path, "facts": []}
         row |= {"question": item["question"], "gold": item["query"]}
