@@ -52,15 +52,21 @@ def test_tasks_and_rewards_exist_and_belong_together(recipe):
     for name in recipe.grpo.rewards:
         homes = {e for e, functions in BY_ENVIRONMENT.items() if REWARDS[name] in functions}
         assert homes & environments, f"{name} scores nothing in {environments}"
-    assert {PRIMARY[e] for e in environments} <= set(recipe.grpo.rewards)
+    assert {right_reward(recipe, e) for e in environments} <= set(recipe.grpo.rewards)
+
+
+def right_reward(recipe, environment):
+    """The reward for being right: on SQL the strict one may stand in, which an empty guess cannot earn."""
+    strict = environment == "sql" and "exec_match_strict" in recipe.grpo.rewards
+    return "exec_match_strict" if strict else PRIMARY[environment]
 
 
 def test_being_right_outweighs_all_shaping(recipe):
     weights = recipe.grpo.rewards
     for environment in {TASKS[name].environment for name in recipe.tasks}:
         own = {f.__name__ for f in BY_ENVIRONMENT[environment]} & set(weights)
-        shaping = sum(weights[name] for name in own - {PRIMARY[environment]})
-        assert weights[PRIMARY[environment]] >= shaping
+        shaping = sum(weights[name] for name in own - {right_reward(recipe, environment)})
+        assert weights[right_reward(recipe, environment)] >= shaping
 
 
 def test_prompt_and_episode_fit(recipe):
