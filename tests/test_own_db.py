@@ -1,0 +1,423 @@
+"""tasks.own_db: every kind of source becomes the same snapshot; questions are checked and split; recipes parse."""
+
+import contextlib
+import csv
+import datetime
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from core.config import load_recipe
+from envs import ENVIRONMENTS
+from rewards import score
+from tasks import TASKS, Rejected, guards
+from tasks.own_db import constant, create, main, read_questions
+from tasks.own_sources import infer_keys, snapshot
+from tasks.own_split import cluster, split
+from tasks.own_synth import propose
+from tasks.schema_text import Notes
+
+OWN = TASKS["own_db"]
+BASE = Path(__file__).resolve().parents[1] / "recipes" / "demo.yaml"
+SCHEMA = """
+CREATE TABLE customers (customer_id INTEGER PRIMARY KEY, name TEXT, city TEXT, joined DATE);
+CREATE TABLE orders (order_id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customers(customer_id),
+                     amount DECIMAL(8, 2), status TEXT, paid BOOLEAN);
+"""
+CITIES, STATES = ("Rome", "Oslo", "Lima"), ("open", "sent", "back")
+CUSTOMERS = [(i, f"Customer {chr(65 + i)}", CITIES[i % 3], f"2020-01-{i + 1:02d}") for i in range(12)]
+ORDERS = [(i, i * 7 % 10, 10.5 + i * i % 37, STATES[i * i % 3], i % 2) for i in range(40)]
+
+
+def fill(db, mark="?"):
+    for table, rows in (("customers", CUSTOMERS), ("orders", ORDERS)):
+        for row in rows:
+            db.execute(f"INSERT INTO {table} VALUES ({', '.join([mark] * len(row))})", row)
+
+
+@pytest.fixture
+def shop(tmp_path):
+    path = tmp_path / "shop.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as db, db:
+        db.executescript(SCHEMA)
+        fill(db)
+    return path
+
+
+def content(path):
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return (
+            db.execute("SELECT customer_id, name, city, joined FROM customers ORDER BY 1").fetchall(),
+            db.execute("SELECT order_id, customer_id, amount, status, paid FROM orders ORDER BY 1").fetchall(),
+            [tuple(r[2:5]) for r in db.execute("PRAGMA foreign_key_list(orders)")],
+        )
+
+
+EXPECTED = (CUSTOMERS, ORDERS, [("customers", "customer_id", "customer_id")])
+
+
+def test_sqlite_file(shop, tmp_path):
+    assert snapshot(str(shop), tmp_path / "copy.sqlite") == "sqlite"
+    assert content(tmp_path / "copy.sqlite") == EXPECTED
+
+
+def test_sqlite_file_with_a_write_ahead_log(shop, tmp_path):
+    writer = sqlite3.connect(shop)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute("UPDATE customers SET city = 'Cairo' WHERE customer_id = 3")
+    writer.commit()  # stands in the log only, while the connection is open
+    snapshot(str(shop), tmp_path / "copy.sqlite")
+    writer.close()
+    assert content(tmp_path / "copy.sqlite")[0][3][2] == "Cairo"
+    assert not list(tmp_path.glob("copy.sqlite-*"))
+
+
+def test_duckdb_file(tmp_path):
+    import duckdb
+
+    with contextlib.closing(duckdb.connect(str(tmp_path / "shop.duckdb"))) as db:
+        db.execute(SCHEMA)
+        fill(db)
+    assert snapshot(str(tmp_path / "shop.duckdb"), tmp_path / "copy.sqlite") == "duckdb"
+    assert content(tmp_path / "copy.sqlite") == EXPECTED
+
+
+def test_folder_of_csv_and_parquet(tmp_path):
+    import pandas
+
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    with (folder / "customers.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("customer_id", "name", "city", "joined"), *CUSTOMERS])
+    pandas.DataFrame(ORDERS, columns=["order_id", "customer_id", "amount", "status", "paid"]).to_parquet(
+        folder / "orders.parquet"
+    )
+    snapshot(str(folder), tmp_path / "copy.sqlite")
+    assert content(tmp_path / "copy.sqlite") == (*EXPECTED[:2], [])
+    assert infer_keys(tmp_path / "copy.sqlite") == [("orders", "customer_id", "customers", "customer_id")]
+    (folder / "customers.tsv").write_text("a\tb\n1\t2\n")
+    with pytest.raises(ValueError, match="customers.tsv and customers.csv would both become the table customers"):
+        snapshot(str(folder), tmp_path / "again.sqlite")
+    assert not (tmp_path / "again.sqlite").exists() and not list(tmp_path.glob(".again*"))
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    """A real PostgreSQL server of this test's own, on a socket in a temporary folder."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    tools = {name: shutil.which(name) for name in ("initdb", "pg_ctl")}
+    if not all(tools.values()):
+        pytest.skip("no PostgreSQL server here (initdb, pg_ctl)")
+    user = {}
+    if os.getuid() == 0:  # the server refuses to run as root
+        import pwd
+
+        try:
+            user = {"user": pwd.getpwnam("postgres").pw_name}
+        except KeyError:
+            pytest.skip("running as root and there is no user postgres to run the server as")
+    folder = Path(tempfile.mkdtemp(prefix="pg"))
+    folder.chmod(0o777)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    data = str(folder / "data")
+    quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, **user}
+    subprocess.run([tools["initdb"], "-D", data, "-U", "tester", "-A", "trust", "-E", "UTF8", "-N"], **quiet)
+    options = f"-p {port} -k {folder} -h 127.0.0.1"
+    subprocess.run([tools["pg_ctl"], "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start"], **quiet)
+    try:
+        yield f"postgresql://tester:secret@127.0.0.1:{port}/postgres"
+    finally:
+        subprocess.run([tools["pg_ctl"], "-D", data, "-m", "immediate", "stop"], **quiet)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_postgresql_url(postgres, tmp_path):
+    import psycopg
+
+    with psycopg.connect(postgres, autocommit=True) as db:
+        db.execute(SCHEMA.replace("INTEGER PRIMARY KEY", "SERIAL PRIMARY KEY"))
+        for table, rows in (("customers", CUSTOMERS), ("orders", [(*r[:4], bool(r[4])) for r in ORDERS])):
+            for row in rows:
+                db.execute(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)
+        db.execute(
+            "CREATE SCHEMA hr; CREATE TABLE hr.staff (id uuid DEFAULT gen_random_uuid(), tags jsonb, at timestamptz)"
+        )
+        db.execute("INSERT INTO hr.staff (tags, at) VALUES ('[1, \"a\"]', '2024-05-06 07:08:09+00')")
+    assert snapshot(postgres, tmp_path / "copy.sqlite") == "postgres"
+    assert content(tmp_path / "copy.sqlite") == EXPECTED
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy.sqlite")) as db:
+        ((id_, tags, at),) = db.execute("SELECT * FROM hr_staff").fetchall()
+    assert len(id_) == 36 and json.loads(tags) == [1, "a"] and at.startswith("2024-05-06")
+    items = [{"question": "Names in capitals?", "sql": "SELECT upper(name) FROM customers WHERE city ILIKE 'ROME'"}]
+    (tmp_path / "q.jsonl").write_text(json.dumps(items[0]))
+    create(postgres, str(tmp_path / "q.jsonl"), "pg", tmp_path / "raw", tmp_path / "r.yaml", BASE, synthesise=40)
+    (row,) = OWN.load("eval", tmp_path / "raw" / "pg")
+    assert "ILIKE" not in row["gold"] and len(OWN.trajectory(row, ENVIRONMENTS["sql"]())) == 3
+    with pytest.raises(ValueError, match=r"cannot connect to postgresql://...@127.0.0.1:1/x") as caught:
+        snapshot("postgresql://me:secret@127.0.0.1:1/x", tmp_path / "no.sqlite")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("gone.sqlite", None, "no database at .*gone.sqlite; pass a SQLite or DuckDB file"),
+        ("notes.txt", "hello", "is neither a SQLite nor a DuckDB file"),
+        ("bad.sqlite", "SQLite format 3\0" + "x" * 200, "cannot be read as a SQLite database"),
+        ("empty", "", "has no .csv, .tsv or .parquet file; it holds nothing"),
+    ],
+)
+def test_sources_that_cannot_be_read(tmp_path, name, text, error):
+    path = tmp_path / name
+    if text:
+        path.write_text(text)
+    elif text == "":
+        path.mkdir()
+    with pytest.raises((FileNotFoundError, ValueError), match=error):
+        snapshot(str(path), tmp_path / "copy.sqlite")
+    assert not (tmp_path / "copy.sqlite").exists()
+
+
+# ---- questions -------------------------------------------------------------------------------------------------------
+
+
+def questions() -> list[dict]:
+    out = [
+        {"question": f"How many customers live in {c}?", "sql": f"SELECT count(*) FROM customers WHERE city = '{c}'"}
+        for c in CITIES
+    ]
+    out += [
+        {
+            "question": f"What is the total amount of {s} orders?",
+            "sql": f"SELECT sum(amount) FROM orders WHERE status = '{s}'",
+        }
+        for s in STATES
+    ]
+    return out + [
+        {"question": "Which cities do people come from?", "sql": "SELECT DISTINCT city FROM customers"},
+        {"question": "Who joined last?", "sql": "SELECT name FROM customers ORDER BY joined DESC LIMIT 1"},
+        {"question": "Biggest payment ever made?", "sql": "SELECT max(amount) FROM orders"},
+        {"question": "Average basket by state of delivery", "sql": "SELECT status, avg(amount) FROM orders GROUP BY status"},
+        {"question": "Give me buyers without anything bought.", "sql": "SELECT name FROM customers WHERE customer_id NOT IN (SELECT customer_id FROM orders)"},
+        {"question": "How much money is still unpaid?", "sql": "SELECT sum(amount) FROM orders WHERE paid = 0;"},
+        {"question": "Number of parcels that came back", "answer": "27"},
+        {"question": "Names of towns, please", "answer": '["Rome", "Oslo", "Lima"]'},
+        {"question": "Broken?", "sql": "SELECT height FROM customers"},
+        {"question": "Nothing there?", "sql": "SELECT name FROM customers WHERE city = 'Paris'"},
+        {"question": "how many customers live in rome", "sql": "SELECT count(*) FROM customers WHERE city = 'Rome'"},
+        {"question": "Unanswered?"},
+    ]  # fmt: skip
+
+
+def write_csv(path, items):
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["question", "sql", "answer"])
+        writer.writeheader()
+        writer.writerows(items)
+    return path
+
+
+@pytest.fixture
+def made(shop, tmp_path):
+    path = write_csv(tmp_path / "q.csv", questions())
+    recipe, counts = create(str(shop), str(path), "shop", tmp_path / "raw", tmp_path / "own.yaml", BASE)
+    return recipe, counts, tmp_path / "raw" / "shop"
+
+
+def test_questions_are_checked_split_and_written(made):
+    recipe, counts, folder = made
+    assert counts["questions"] == 18 and counts["usable"] == 14 and counts["train"] + counts["eval"] == 14
+    assert counts["rejected"] == {
+        "gold fails": 1,
+        "gold returns no rows": 1,
+        "question repeated": 1,
+        "neither sql nor answer": 1,
+    }
+    train, evaluation = (list(OWN.load(s, folder)) for s in ("train", "eval"))
+    assert len(evaluation) == 3
+    guards.check(OWN, train, evaluation)
+    for family in ("How many customers live in", "What is the total amount of"):
+        assert len({any(r["question"].startswith(family) for r in side) for side in (train, evaluation)}) == 2
+    rejected = [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
+    assert [r["id"] for r in rejected] == ["15", "16", "17", "18"]
+    assert load_recipe(recipe).data.roots == {"own_db": str(folder)} and load_recipe(recipe).run == "own-shop"
+
+
+def test_rows_play_like_any_sql_task(made):
+    env = ENVIRONMENTS["sql"]()
+    rows = [r for s in ("train", "eval") for r in OWN.load(s, made[2])]
+    assert "customer_id int REFERENCES customers(customer_id)" in rows[0]["prompt"][1]["content"]
+    worked = 0
+    for row in rows:
+        if row["solution"]:
+            assert score(row, OWN.trajectory(row, env))["exec_match"] == 1.0
+            worked += 1
+            continue
+        with pytest.raises(Rejected, match="answer only") as caught:
+            OWN.trajectory(row, env)
+        assert caught.value.sft_only
+    assert worked == 12
+
+
+def test_an_answer_is_compared_by_execution(made):
+    row = next(
+        r for s in ("train", "eval") for r in OWN.load(s, made[2]) if r["question"].startswith("Number of parcels")
+    )
+    from tasks.base import call, result, say
+
+    def play(sql):
+        env = ENVIRONMENTS["sql"]()
+        env.reset(**row)
+        return [call("execute_sql", {"query": sql}), result("execute_sql", env.execute_sql(sql)), say("Done.")]
+
+    right = "SELECT count(*) FROM orders WHERE status != 'back' AND paid IN (0, 1)"
+    expected = sum(r[3] != "back" for r in ORDERS)
+    row = row | {"gold": constant({"answer": str(expected)})}
+    assert score(row, play(right))["exec_match"] == 1.0
+    assert score(row, play("SELECT 1 + count(*) FROM orders"))["exec_match"] == 0.0
+    assert all(v is None or 0 <= v <= 1 for v in score(row, play(right)).values())
+
+
+@pytest.mark.parametrize(
+    ("answer", "sql"),
+    [
+        ("42", "SELECT 42"),
+        ("-1.5", "SELECT -1.5"),
+        ("it's", "SELECT 'it''s'"),
+        (["a", "b"], "SELECT 'a' UNION ALL SELECT 'b'"),
+        ('[["a", 1], ["b", null]]', "SELECT 'a', 1 UNION ALL SELECT 'b', NULL"),
+        (True, "SELECT 1"),
+    ],
+)
+def test_answers_as_queries(answer, sql, tmp_path):
+    assert constant({"answer": answer}) == sql
+    assert sqlite3.connect(":memory:").execute(sql).fetchall()
+
+
+@pytest.mark.parametrize("answer", ["[]", [[1], [1, 2]], {"a": {}}])
+def test_answers_that_are_no_table_are_rejected(answer):
+    with pytest.raises(Rejected, match="answer is neither"):
+        constant({"id": "1", "answer": [answer] if isinstance(answer, dict) else answer})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error"),
+    [
+        ("q.csv", "frage,sql\na,b\n", "no column 'question'; found frage, sql"),
+        ("q.csv", "question,note\na,b\n", "no column 'sql' or 'answer'; found question, note"),
+        ("q.csv", "question,sql\n", "holds no question"),
+        ("q.jsonl", '{"question": "a", "sq', "cannot be read as .jsonl"),
+        ("none.csv", None, "no questions at"),
+    ],
+)
+def test_question_files_that_cannot_be_read(tmp_path, name, text, error):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises((FileNotFoundError, ValueError), match=error):
+        read_questions(tmp_path / name)
+
+
+def test_too_few_questions_say_what_to_do(shop, tmp_path):
+    path = write_csv(tmp_path / "q.csv", questions()[:4] + questions()[14:15])
+    with pytest.raises(ValueError, match=r"4 usable questions \(1 rejected.*--synthesise 200\n  5: gold fails"):
+        create(str(shop), str(path), "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE)
+    assert not (tmp_path / "r.yaml").exists()
+    create(str(shop), str(path), "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE, synthesise=30)
+    train, evaluation = (list(OWN.load(s, tmp_path / "raw" / "shop")) for s in ("train", "eval"))
+    assert len(evaluation) == 4 and all("synthetic" in r["id"] for r in train)  # one's own questions measure
+    guards.check(OWN, train, evaluation)
+
+
+# ---- clusters --------------------------------------------------------------------------------------------------------
+
+
+def test_near_duplicates_form_clusters():
+    rows = [
+        {"question": "How many customers live in Rome?", "gold": "SELECT 1 FROM a WHERE c = 'Rome'"},
+        {"question": "How many customers live in 'New York'?", "gold": "SELECT 2 + x FROM b"},
+        {"question": "Number of people, Oslo", "gold": "SELECT 1 FROM a WHERE c = 'Oslo'"},
+        {"question": "Orders above 100 euro in 2020", "gold": ""},
+        {"question": "Orders above 2,500.50 euro in 1999", "gold": ""},
+        {"question": "住在罗马的客户有多少？", "gold": ""},
+        {"question": "住在奥斯陆的客户有多少？", "gold": ""},
+        {"question": "What is the mean age?", "gold": "SELECT avg(age) FROM a"},
+    ]
+    assert sorted(map(sorted, cluster(rows))) == [[0, 1, 2], [3, 4], [5, 6], [7]]
+
+
+def test_pairs_are_those_of_the_plain_definition():
+    """The index of rare words may miss nothing: compared with every pair."""
+    import random
+
+    from tasks.own_split import ALIKE, alike
+
+    rng = random.Random(0)
+    sets = [frozenset(rng.choices("abcdefghij", k=rng.randint(1, 8))) for _ in range(300)]
+    plain = {(i, j) for i in range(300) for j in range(i) if len(sets[i] & sets[j]) >= ALIKE * len(sets[i] | sets[j])}
+    assert {(max(p), min(p)) for p in alike(sets)} == plain and len(plain) > 100
+
+
+def test_questions_of_one_kind_cannot_be_split():
+    rows = [{"question": f"How many customers live in town {i}?", "gold": ""} for i in range(20)]
+    with pytest.raises(ValueError, match="form 1 group of near-duplicates"):
+        split(rows, 0.2, 1)
+
+
+# ---- synthetic questions ---------------------------------------------------------------------------------------------
+
+
+def test_synthetic_questions_are_sound_varied_and_repeatable(shop):
+    pairs = propose(shop, 40, 1, Notes())
+    assert len(pairs) == len({p["question"] for p in pairs}) == 40
+    assert pairs == propose(shop, 40, 1, Notes())
+    with contextlib.closing(sqlite3.connect(shop)) as db:
+        for pair in pairs:
+            rows = db.execute(pair["gold"]).fetchall()
+            assert rows and all(v is not None for row in rows for v in row), pair
+    text = " ".join(p["gold"] for p in pairs)
+    for construct in ("JOIN", "GROUP BY", "NOT IN", "avg(", "WHERE"):
+        assert construct in text
+    assert not any("customer_id)" in p["gold"].partition("FROM")[0] for p in pairs)  # keys are no quantities
+
+
+def test_synthetic_only_is_possible_and_said(shop, tmp_path):
+    recipe, counts = create(str(shop), None, "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE, synthesise=40)
+    assert counts["synthetic"] == 40 and counts["eval"] > 3 and counts["train"] > 20
+    assert "evaluation questions are synthetic" in recipe.read_text()
+
+
+def test_command_line(shop, tmp_path, monkeypatch, capsys):
+    path = write_csv(tmp_path / "q.csv", questions())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["own_db", "--own_db", str(shop), "--questions", str(path), "--base", str(BASE)])
+    main()
+    assert "step2_prepare_data.py --config recipes/own-shop.yaml" in capsys.readouterr().out
+    assert load_recipe("recipes/own-shop.yaml").tasks == {"own_db": 1.0}
+    monkeypatch.setattr(sys, "argv", ["own_db", "--own_db", "gone.sqlite", "--synthesise", "5", "--base", str(BASE)])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err.startswith("error: no database at gone.sqlite")
+
+
+def test_a_date_stays_readable(tmp_path):
+    import duckdb
+
+    with contextlib.closing(duckdb.connect(str(tmp_path / "d.duckdb"))) as db:
+        db.execute("CREATE TABLE t (d DATE, t TIMESTAMP, l INTEGER[], h HUGEINT)")
+        db.execute("INSERT INTO t VALUES (?, ?, [1, 2], 170141183460469231731687303715884105727)",
+                   [datetime.date(2024, 1, 2), datetime.datetime(2024, 1, 2, 3, 4)])  # fmt: skip
+    snapshot(str(tmp_path / "d.duckdb"), tmp_path / "c.sqlite")
+    with contextlib.closing(sqlite3.connect(tmp_path / "c.sqlite")) as db:
+        expected = ("2024-01-02", "2024-01-02 03:04:00", "[1, 2]", float(2**127))
+        assert db.execute("SELECT * FROM t").fetchall() == [expected]
