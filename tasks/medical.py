@@ -7,8 +7,8 @@ reference answers (tasks/medical_questions.py). Own files in the same layout wor
 states; the judge reads them, the model never does. `sql` is the worked example: rows without it have no trajectory and
 serve RL only. The reward is a rule (0.1 for a query that ran) plus a judge; see rewards/medical.py.
 
-    python -m tasks.medical --root data/raw/medical            # make the files
-    python -m tasks.medical --root DIR --export FILE.parquet   # what is there as id, question, answer
+    python -m tasks medical --root data/raw/medical            # make the files
+    python -m tasks medical --root DIR --export FILE.parquet   # what is there as id, question, answer
 """
 
 import argparse
@@ -34,7 +34,7 @@ SYSTEM = (
     " question. State only what the database says."
 )
 HINT = (
-    "Make the embedded files with: python -m tasks.medical --root data/raw/medical. Own data: medical.sqlite,"
+    "Make the embedded files with: python -m tasks medical --root data/raw/medical. Own data: medical.sqlite,"
     " train.parquet and test.parquet with id, question, answer in one folder."
 )
 SIZES = {"train": 640, "test": 160}
@@ -160,7 +160,3 @@ def main() -> None:
     if args.export:
         write_parquet(Path(args.export), [{k: r[k] for k in ("id", "question", "answer")} for r in rows])
     print(f"{len(rows)} questions in {folder}" + (f", written to {args.export}" if args.export else ""))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Your own database as a task: any SQL database or folder of tables, and your questions, ready for all six steps.
 
-    python -m tasks.own_db --own_db shop.sqlite --questions questions.csv [--name shop] [--synthesise 200]
+    python -m tasks own_db --own_db shop.sqlite --questions questions.csv [--name shop] [--synthesise 200]
 
 `--own_db`     a SQLite or DuckDB file, a folder of .csv and .parquet files, or a postgresql:// URL (read-only); a SQLite
                snapshot of it is what the agent works on
@@ -39,7 +39,7 @@ from tasks.schema_text import Notes, schema_text
 from tasks.spider import SYSTEM
 from tasks.spider import trajectory as sql_trajectory
 
-HINT = "Make it with: python -m tasks.own_db --own_db FILE --questions FILE"
+HINT = "Make it with: python -m tasks own_db --own_db FILE --questions FILE"
 BASE = "recipes/spider-qwen2.5-coder-0.5b-24gb.yaml"
 NAMES = {"question": ("question",), "sql": ("sql", "query", "gold"), "answer": ("answer",)}
 ENOUGH = 10  # questions below which a split means nothing
@@ -335,7 +335,3 @@ def main() -> None:
         run(args)
     except (FileNotFoundError, ValueError, ImportError) as error:
         parser.exit(1, f"error: {error}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -125,7 +125,7 @@ def test_unsound_rows_are_rejected(rows, changes, reason, sft_only):
 
 
 def test_missing_or_broken_files_are_one_clear_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none of train.parquet .*\n.*python -m tasks.medical"):
+    with pytest.raises(FileNotFoundError, match="none of train.parquet .*\n.*python -m tasks medical"):
         list(MEDICAL.load("train", tmp_path))
     (tmp_path / "train.parquet").write_bytes(b"PAR1 cut")
     with pytest.raises(FileNotFoundError, match="has train.parquet but no medical.sqlite"):

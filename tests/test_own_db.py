@@ -421,3 +421,21 @@ def test_a_date_stays_readable(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "c.sqlite")) as db:
         expected = ("2024-01-02", "2024-01-02 03:04:00", "[1, 2]", float(2**127))
         assert db.execute("SELECT * FROM t").fetchall() == [expected]
+
+
+def test_tools_of_the_tasks(shop, tmp_path):
+    """As a user types it, in a process of its own; nothing on stderr."""
+    root = Path(__file__).resolve().parents[1]
+
+    def call(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "tasks", *words], cwd=root, capture_output=True, text=True, timeout=120
+        )
+
+    listed = call()
+    assert not listed.stderr and {line.split()[0] for line in listed.stdout.splitlines()} == set(TASKS)
+    exported = call("medical", "--root", str(tmp_path / "m"), "--export", str(tmp_path / "m.parquet"))
+    assert not exported.stderr and "800 questions" in exported.stdout
+    wrong = call("own_db")
+    assert wrong.returncode == 2 and "usage: python -m tasks own_db" in wrong.stderr
+    assert call("nothing").returncode == 1
