@@ -115,10 +115,13 @@ except urllib.error.HTTPError:
 PY
 }
 
-pip_install() { # --no-compile: Python compiles what is imported when it is; compiling everything took longer than the rest
+pip_install() {
+  # Compiling everything takes a minute, and Python compiles what is imported anyway, unless it is told not to keep it.
+  local compile=--no-compile
+  [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile
   local show=(grep --line-buffered -E '^ *(Downloading|Installing|ERROR|WARNING: Retrying)')
   [ -t 1 ] || show=(grep -E '^(Installing|ERROR)')
-  if .venv/bin/python -m pip install --no-compile --progress-bar off "$@" 2>&1 | tee -a "$LOG" | { "${show[@]}" || true; } | cut -c1-150; then
+  if .venv/bin/python -m pip install $compile --progress-bar off "$@" 2>&1 | tee -a "$LOG" | { "${show[@]}" || true; } | cut -c1-150; then
     return
   fi
   echo "" >&2
