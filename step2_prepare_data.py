@@ -5,20 +5,38 @@ Writes  data/<run>/{sft_train,sft_val,rl_train,eval}.jsonl, rejected.jsonl (with
 
     python step2_prepare_data.py --config recipes/demo.yaml
     python step2_prepare_data.py --config recipes/spider-qwen2.5-coder-1.5b-24gb.yaml --data.roots.spider ~/spider
+    python step2_prepare_data.py --own_db shop.sqlite --questions q.csv    # writes a recipe for your own database
 """
 
+import argparse
+import sys
 import time
 from pathlib import Path
 
-from core.config import load_recipe_args, run_step
+from core.config import UserError, load_recipe_args, run_step
 
 
 def add_arguments(parser):
     parser.add_argument("--data_dir", help="write to this folder instead of data/<run>")
+    parser.add_argument("--own_db", metavar="SOURCE", help="write a recipe for a database of yours (--own_db X --help)")
     parser.add_argument("--samples", type=int, default=3, help="rows shown as the model sees them (default 3)")
 
 
+def own_database() -> None:
+    """--own_db: no recipe yet; check the questions, take a snapshot, and write a recipe that is ready to run."""
+    from tasks import own_db
+
+    parser = argparse.ArgumentParser(description="A recipe for a database of your own.")
+    own_db.add_arguments(parser)
+    try:
+        own_db.run(parser.parse_args())
+    except (FileNotFoundError, ValueError, ImportError) as error:
+        raise UserError(str(error)) from error
+
+
 def main():
+    if any(word.split("=")[0] == "--own_db" for word in sys.argv[1:]):
+        return own_database()
     recipe, args = load_recipe_args(__doc__, add_arguments)
     from core.artifacts import write_jsonl, write_manifest
     from core.models import load_tokenizer, model_source
