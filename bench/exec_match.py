@@ -140,8 +140,8 @@ def hostile_batch(rows: list[dict], paths: list[str], timeout: float, workers: i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=Path, default=Path("data/spider/exec_match_verdicts.jsonl"))
-    parser.add_argument("--db_root", type=Path, default=Path("data/spider/database"))
+    parser.add_argument("--pairs", type=Path, default=Path("data/raw/spider/exec_match_verdicts.jsonl"))
+    parser.add_argument("--db_root", type=Path, default=Path("data/raw/spider/database"))
     parser.add_argument("--keep_distinct", action="store_true")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=int, help="only the first pairs")

@@ -112,7 +112,9 @@ class Progress(TrainerCallback):
             return
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as f:
             f.write(json.dumps({"step": state.global_step, "time": round(time.time(), 1), **logs}) + "\n")
-        shown = [f"{label} {logs[key]:.3g}" for key, label in self.columns.items() if isinstance(logs.get(key), int | float)]
+        shown = [
+            f"{label} {logs[key]:.3g}" for key, label in self.columns.items() if isinstance(logs.get(key), int | float)
+        ]
         if shown:
             done = max(1, state.global_step - self.first)
             left = (time.time() - self.began) / done * (state.max_steps - state.global_step)

@@ -1,6 +1,6 @@
 """GSM8K: grade-school word problems solved step by step with a calculator.
 
-    data/gsm8k/   train.jsonl test.jsonl   (or train*.parquet, test*.parquet) with question and answer
+    data/raw/gsm8k/   train.jsonl test.jsonl   (or train*.parquet, test*.parquet) with question and answer
 
 A solution such as `48/2 = $<<48/2=24>>24 in May.` becomes a turn: the reasoning up to the annotation, a call of
 `calculator("48/2")`, its real result, and the reasoning goes on with "$24 in May.". The last turn states
@@ -25,8 +25,8 @@ SYSTEM = (
 )
 HINT = (
     "Get train.jsonl and test.jsonl of GSM8K (github.com/openai/grade-school-math, or the hub data set openai/gsm8k as"
-    " parquet) and pass their folder as data_dir, or put them in data/gsm8k. To see every step work without them, use"
-    " the task mini_math (recipes/demo-math.yaml)."
+    " parquet) and pass their folder as --data.roots.gsm8k, or put them in data/raw/gsm8k. To see every step work"
+    " without them: recipes/demo.yaml."
 )
 FILES = {
     "train": ("train.jsonl", "train.parquet"),

@@ -1,6 +1,8 @@
 """From raw tasks to checked rows: load, guard against leaks, run gold, measure, divide into splits by task weight."""
 
 import random
+import sqlite3
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,7 +49,12 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
         splits[split] = rows
     for split, rows in splits.items():
         if not rows:
-            raise UserError(f"split '{split}' is empty: {len(rejected)} rows were rejected; see the reasons above")
+            reasons = Counter(r["reason"].split(":")[0] for r in rejected).most_common(3)
+            why = (
+                ", ".join(f"{n} because: {reason}" for reason, n in reasons)
+                or "none were rejected, check data.* limits"
+            )
+            raise UserError(f"split '{split}' is empty. Rejected rows: {why}. Check data.roots and the agent's limits")
     tools = {name: schemas_of(make()) for name, make in ENVIRONMENTS.items()}
     tokens = {split: [row["tokens"] for row in splits[split]] for split in ("sft_train", "sft_val")}
     tokens["rl_train"] = [row["prompt_tokens"] for row in splits["rl_train"]]
@@ -191,9 +198,12 @@ def question_row(recipe: Recipe, question: str, db: str | None, task: str | None
             raise UserError(f"--task {task}: only tasks without a database; for SQL pass --db FILE.sqlite")
         system, user = MATH, question
     else:
-        schema = schema_text(
-            db, question, schema_tokens=recipe.data.schema_tokens, sample_values=recipe.data.sample_values
-        )
+        try:
+            schema = schema_text(
+                db, question, schema_tokens=recipe.data.schema_tokens, sample_values=recipe.data.sample_values
+            )
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{db} cannot be read as a SQLite database: {error}") from error
         system, user = SQL, f"{schema}\n\nQuestion: {question}"
     prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     return row | {"environment": "calculator" if db is None else "sql", "db_path": db or "", "prompt": prompt}

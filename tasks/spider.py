@@ -1,7 +1,7 @@
 """Spider: text-to-SQL over many databases. Official layout or parquet files, schema in the prompt, gold run for real.
 
-    data/spider/  train_spider.json [train_others.json] dev.json tables.json database/<db_id>/<db_id>.sqlite
-    data/spider/  train*.parquet, test_dev*.parquet or dev*.parquet with question, query, db_id [, db_path]; database/
+    data/raw/spider/  train_spider.json [train_others.json] dev.json tables.json database/<db_id>/<db_id>.sqlite
+    data/raw/spider/  train*.parquet, test_dev*.parquet or dev*.parquet with question, query, db_id [, db_path]; database/
 
 The agent sees the schema and the question, runs queries with `execute_sql`, and its last query is its answer.
 Rows are rejected (and listed) when their database is missing, the gold does not run, or gold is not judged correct.
@@ -10,6 +10,7 @@ Rows are rejected (and listed) when their database is missing, the gold does not
 import json
 import random
 import re
+import sqlite3
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -28,8 +29,8 @@ SYSTEM = (
 FINAL = "The query above answers the question."
 HINT = (
     "Get the Spider archive (spider_data.zip, from the benchmark's site yale-lily.github.io/spider), unzip it, and pass"
-    " the folder that holds train_spider.json, dev.json, tables.json and database/ as data_dir, or put it in"
-    " data/spider. To see every step work without it, use the task mini_sql (recipes/demo-sql.yaml)."
+    " the folder that holds train_spider.json, dev.json, tables.json and database/ as --data.roots.spider, or put it in"
+    " data/raw/spider. To see every step work without it: recipes/demo.yaml."
 )
 FILES = {
     "train": ("train_spider.json", "train_spider.parquet", "train.parquet"),
@@ -123,7 +124,10 @@ def _row(item: dict, folder: Path, split: str, name: str, schema_options: dict) 
     except sqlglot.errors.SqlglotError:
         return Rejected(raw, "gold cannot be parsed")
     notes = annotations(str(folder)).get(db_id, NO_NOTES)
-    schema = schema_text(str(path), question, notes=notes, **schema_options)
+    try:
+        schema = schema_text(str(path), question, notes=notes, **schema_options)
+    except sqlite3.DatabaseError as error:
+        return Rejected(raw, f"database unreadable: {error}")
     return {
         "id": raw["id"],
         "task": name,

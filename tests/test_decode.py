@@ -11,7 +11,9 @@ def model():
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=50, num_key_value_heads=2, max_position_embeddings=256, **sizes)).eval()
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=50, num_key_value_heads=2, max_position_embeddings=256, **sizes)
+    ).eval()
 
 
 def by_transformers(model, prompt, new, eos):
@@ -36,12 +38,16 @@ def test_same_tokens_as_generate(model, prompts):
 
     from core.decode import fast_generate
 
-    eos = by_transformers(model, prompts[0], 6, None)[3]  # a token that some row does write: rows end at different times
+    eos = by_transformers(model, prompts[0], 6, None)[
+        3
+    ]  # a token that some row does write: rows end at different times
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     config = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=eos, pad_token_id=0)
-    out = fast_generate(model, [eos], 0)(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
+    out = fast_generate(model, [eos], 0)(input_ids=ids, attention_mask=mask, generation_config=config)[
+        :, width:
+    ].tolist()
     for prompt, row in zip(prompts, out, strict=True):
         want = by_transformers(model, prompt, 12, eos)
         assert row[: len(want)] == want and set(row[len(want) :]) <= {0}

@@ -15,7 +15,9 @@ def record(i, correct, stage="sft", **other):
     return base | other
 
 
-@pytest.mark.parametrize(("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)])
+@pytest.mark.parametrize(
+    ("right", "n", "low", "high"), [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)]
+)
 def test_wilson(right, n, low, high):
     assert wilson(right, n) == pytest.approx([low, high], abs=5e-4)
 
@@ -34,7 +36,10 @@ def test_undecided_counts_neither_way():
 
 
 def test_table_has_a_cell_under_every_column():
-    stages = {"base": summarise([record(1, False, task="a")]), "sft": summarise([record(1, True, task="b", hardness="hard")])}
+    stages = {
+        "base": summarise([record(1, False, task="a")]),
+        "sft": summarise([record(1, True, task="b", hardness="hard")]),
+    }
     header, rows = table_rows(stages, {"sft": mcnemar([record(1, False)], [record(1, True)])})
     assert all(len(r) == len(header) for r in rows) and "+1 -0" in rows[1][4]
     assert markdown(header, rows).count("\n") == 4

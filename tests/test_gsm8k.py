@@ -130,7 +130,7 @@ def test_parquet_and_hub_layout(tmp_path):
 
 
 def test_missing_or_broken_data_is_one_clear_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none of train.jsonl, train.parquet in .*\n.*mini_math"):
+    with pytest.raises(FileNotFoundError, match="none of train.jsonl, train.parquet in .*\n.*recipes/demo.yaml"):
         list(GSM8K.load("train", tmp_path))
     (tmp_path / "train.jsonl").write_text('{"question": "A?", "ans')
     with pytest.raises(ValueError, match=r"train.jsonl \(23 bytes\) is not whole"):

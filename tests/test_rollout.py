@@ -31,7 +31,7 @@ def play(tokenizer, row, turns, agent=None):
 
 
 def call(tool, **arguments):
-    return f'<tool_call>\n{json.dumps({"name": tool, "arguments": arguments})}\n</tool_call><|im_end|>'
+    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call><|im_end|>"
 
 
 def test_ids_and_mask_are_those_of_sft(tokenizer, sql_row):
@@ -94,8 +94,10 @@ def test_llama_family_renders_its_own_markers():
     from core.chat import template_for
 
     text = template_for("llama3", training=False)
-    out = Environment().from_string(text).render(
-        messages=[{"role": "user", "content": "hi"}], add_generation_prompt=True, bos_token="<B>"
+    out = (
+        Environment()
+        .from_string(text)
+        .render(messages=[{"role": "user", "content": "hi"}], add_generation_prompt=True, bos_token="<B>")
     )
     assert out.startswith("<B><|start_header_id|>system<|end_header_id|>\n\n") and "<|im_" not in out
     assert out.endswith("hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")

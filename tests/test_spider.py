@@ -140,7 +140,9 @@ def test_questions_through_datasets(folder, tmp_path):
 
 
 def test_missing_data_is_one_clear_error(tmp_path, folder):
-    with pytest.raises(FileNotFoundError, match=r"none of train_spider.json.*neither folder exists.*\n.*mini_sql"):
+    with pytest.raises(
+        FileNotFoundError, match=r"none of train_spider.json.*neither folder exists.*\n.*recipes/demo.yaml"
+    ):
         rows_of("train", tmp_path / "nowhere")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "readme.txt").write_text("x")
@@ -323,3 +325,12 @@ def test_all_of_spider_is_accounted_for(shared_data):
                 reasons[split, reason.reason.split(":")[0]] += 1
     assert reasons == {("train", "database missing"): 292, ("train", "gold fails"): 3}
     assert kept == {"train": 6705, "eval": 489}
+
+
+def test_a_file_that_is_no_database_rejects_its_rows(tmp_path):
+    (tmp_path / "database" / "x").mkdir(parents=True)
+    (tmp_path / "database" / "x" / "x.sqlite").write_text("garbage, longer than a header of a real file would be" * 9)
+    item = {"question": "How many?", "query": "SELECT count(*) FROM t", "db_id": "x"}
+    (tmp_path / "train_spider.json").write_text(json.dumps([item]))
+    (row,) = TASKS["spider"].load("train", str(tmp_path))
+    assert isinstance(row, Rejected) and "not a database" in row.reason
