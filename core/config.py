@@ -47,6 +47,7 @@ class Agent:
 @dataclass
 class Data:
     roots: dict[str, str] = field(default_factory=dict)  # task -> folder of its raw files; default data/raw/<task>
+    hub: dict[str, str] = field(default_factory=dict)  # task -> data set id on the hub, instead of files in its folder
     train: int = 0  # SFT rows per run, 0 = all
     val: int = 100  # rows held out of train for SFT's loss and best checkpoint
     rl: int = 0  # GRPO prompts, 0 = all

@@ -77,7 +77,7 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
     """Train rows with their trajectories, and evaluation rows, after every check."""
     task, data = TASKS[name], recipe.data
     root = data.roots.get(name, str(Path(recipe.data_root) / "raw" / name))
-    options = {"seed": recipe.seed}
+    options = {"seed": recipe.seed} | ({"hub_id": data.hub[name]} if name in data.hub else {})
     if task.environment != "calculator":
         options |= {
             "schema_tokens": data.schema_tokens,
@@ -86,7 +86,7 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
     if task.environment == "sql":
         options["sample_values"] = data.sample_values
     try:
-        if task.source:
+        if task.source and name not in data.hub:
             task.source(root)
         loaded = {split: list(task.load(split, root, **options)) for split in ("train", "eval")}
     except (FileNotFoundError, ValueError) as error:
