@@ -213,9 +213,12 @@ def test_agrees_with_exact_fractions(expression):
 @example("1" + "²" * 240)
 @settings(max_examples=1500, deadline=None)
 def test_any_text_gives_a_number_or_an_error(text):
-    started = time.perf_counter()
-    answer = CalculatorEnv().calculator(text)
-    assert time.perf_counter() - started < 0.1  # generous: the machine is shared; the attacks above hold 10 ms
+    seconds = []
+    while not seconds or (seconds[-1] >= 0.1 and len(seconds) < 3):  # a pause of the machine does not come three times
+        started = time.perf_counter()
+        answer = CalculatorEnv().calculator(text)
+        seconds.append(time.perf_counter() - started)
+    assert min(seconds) < 0.1  # generous: the machine is shared; the attacks above hold 10 ms
     assert isinstance(answer, str) and 0 < len(answer) < 600
     if not answer.startswith("Error: "):
         float(answer)  # what is no error reads as a number
