@@ -26,6 +26,7 @@ def add_arguments(parser):
 
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
+    started = time.time()
     if args.endpoint and not args.served_model:
         raise UserError("--endpoint needs --served_model NAME (what the server calls the model)")
     from core.artifacts import read_jsonl
@@ -67,7 +68,7 @@ def main():
             return engine.play(episodes)
 
         records[stage] = ev.evaluate(stage, rows, play, episode, rewards.score_batch, rewards.PRIMARY, path)
-    write_report(recipe, output, records, args)
+    write_report(recipe, output, records, started)
 
 
 def _key(recipe, sources: dict, rows: list[dict]) -> dict:
@@ -101,7 +102,7 @@ def _same(path: Path, key: dict) -> bool:
     return before == key
 
 
-def write_report(recipe, output: Path, records: dict, args) -> None:
+def write_report(recipe, output: Path, records: dict, started: float) -> None:
     import json
 
     from rich.console import Console
@@ -125,7 +126,7 @@ def write_report(recipe, output: Path, records: dict, args) -> None:
         table.add_row(*row)
     console = Console()
     console.print(table) if console.is_terminal else print(ev.markdown(header, cells), end="")
-    write_manifest(output, recipe, [output / "episodes.jsonl"], time.time())
+    write_manifest(output, recipe, [output / "episodes.jsonl"], started)
     print(f"wrote {output}/ (episodes.jsonl, summary.json, report.md)")
 
 

@@ -32,14 +32,15 @@ DEFAULTS = {"logging_steps": 1, "report_to": "tensorboard", "save_total_limit": 
 
 
 def is_finished(folder: Path, recipe: Recipe, say=print) -> bool:
-    """A stage with a manifest is whole. One made by another recipe is said, and made anew."""
+    """A stage with a manifest is whole. One made with other settings of its own, or before it, is said, and made anew."""
     manifest = read_manifest(folder)
     if manifest is None:
         return False
-    if manifest["recipe"] == recipe.to_dict():
+    used = ("model", "tasks", "seed", "agent", "data", "sft") + (("grpo",) if folder.name == "grpo" else ())
+    changed = [k for k, v in recipe.to_dict().items() if k in used and manifest["recipe"].get(k) != v]
+    if not changed:
         say(f"{folder} is finished already (made in {manifest['seconds']:.0f} s); --restart makes it again")
         return True
-    changed = [k for k, v in recipe.to_dict().items() if manifest["recipe"].get(k) != v]
     say(f"{folder} was made with another {', '.join(changed)}: starting anew")
     shutil.rmtree(folder)
     return False
