@@ -33,6 +33,7 @@ def main():
     from core.chat import render, schemas_of
     from core.checks import check_rendering
     from core.models import load_model, load_tokenizer, lora_config, model_source
+    from core.tree import attend_in_tree, collate, packs_exactly, score_labelled_positions_only
     from envs import ENVIRONMENTS
 
     training.quiet()
@@ -54,13 +55,19 @@ def main():
 
     config = training.DEFAULTS | {"max_length": None, "eval_strategy": "no", "per_device_eval_batch_size": 8}
     config |= recipe.sft.config | training.common_arguments(recipe, folder)
+    model = load_model(source, recipe.sft.load_in_4bit)
+    score_labelled_positions_only()
+    as_tree = packs_exactly(model.config)
+    if as_tree:
+        attend_in_tree(model)
     trainer = SFTTrainer(
-        model=load_model(source, recipe.sft.load_in_4bit),
+        model=model,
         args=SFTConfig(**config),
         train_dataset=Dataset.from_list([tokens(row) for row in train]),
         eval_dataset=Dataset.from_list([tokens(row) for row in val]),
         processing_class=tokenizer,
         peft_config=lora_config(recipe.sft.lora),
+        data_collator=collate if as_tree else None,
     )
     columns = {
         "loss": "loss",

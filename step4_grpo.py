@@ -51,7 +51,9 @@ def main():
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # environment_factory is pinned with TRL's version
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig
+
+    from core.grpo import GroupTrainer
 
     agent, names = recipe.agent, sorted({row["environment"] for row in rows})
     config = training.DEFAULTS | {"log_completions": False} | recipe.grpo.config
@@ -61,7 +63,7 @@ def main():
         "max_tool_calling_iterations": agent.max_turns,
         "reward_weights": list(recipe.grpo.rewards.values()),
     }
-    trainer = GRPOTrainer(
+    trainer = GroupTrainer(
         model=load_model(source, recipe.grpo.load_in_4bit),
         args=GRPOConfig(**config),
         train_dataset=Dataset.from_list(rows),

@@ -1,0 +1,69 @@
+"""TRL's GRPOTrainer with the loss of a group computed as a tree: the prompt that its episodes share is read once."""
+
+import torch
+from trl import GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
+
+from core.tree import attend_in_tree, pack, packs_exactly, score_labelled_positions_only
+
+
+class GroupTrainer(GRPOTrainer):
+    def __init__(self, *args, **kwargs):
+        score_labelled_positions_only()
+        super().__init__(*args, **kwargs)
+        base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
+        self.as_tree = packs_exactly(base.config)
+        if self.as_tree:
+            attend_in_tree(base)
+            if self.ref_model is not None:
+                attend_in_tree(self.ref_model)
+
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **kwargs
+    ):
+        """Log-probabilities (and entropies) of the completions: (rows, logits_to_keep), zero where there is padding."""
+        if not self.as_tree:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **kwargs
+            )
+        parts = [
+            self._score(model, ids, mask.bool(), logits_to_keep)
+            for ids, mask in zip(
+                input_ids.split(batch_size or len(input_ids)),
+                attention_mask.split(batch_size or len(input_ids)),
+                strict=True,
+            )
+        ]
+        logps, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
+        return logps, entropies if compute_entropy else None, None
+
+    def _score(self, model, input_ids, mask, logits_to_keep):
+        rows = [ids[m].tolist() for ids, m in zip(input_ids, mask, strict=True)]
+        written = mask[:, -logits_to_keep:]
+        lengths = written.sum(1).tolist()
+        tree = pack(rows, [len(row) - n - 1 for row, n in zip(rows, lengths, strict=True)])
+        places = [i for path, n in zip(tree.paths, lengths, strict=True) for i in path[len(path) - n :]]
+        places = torch.tensor(places, device=input_ids.device)
+        inputs = tree.tensors(input_ids.device)
+        labels = torch.full_like(inputs["input_ids"], -100)
+        labels[0, places] = inputs["input_ids"][0, places]
+        with self.accelerator.autocast():
+            outputs = model(**inputs, labels=labels, fused_lm_head=True)
+        found = (outputs.log_probs, outputs.entropy)  # entry i scores token i + 1
+        return [x.new_zeros(written.shape).masked_scatter(written, x[0, places - 1]) for x in found]
+
+    def _prepare_inputs(self, generation_batch):
+        """As TRL's, but groups are shuffled and not their rows, so that a micro-batch holds what shares a prompt.
+
+        Where one optimizer step takes the whole generation batch, as by default, the order changes no gradient.
+        """
+        if not self.as_tree or not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        steps = self.args.steps_per_generation
+        if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
+            batch = self._generate_and_score_completions(generation_batch)
+            groups = torch.arange(len(batch["completion_ids"])).split(self.num_generations)
+            order = torch.cat([groups[i] for i in torch.randperm(len(groups)).tolist()])
+            batch = {k: v if v is None or v.ndim == 0 else v[order.to(v.device)] for k, v in batch.items()}
+            self._buffered_inputs = split_tensor_dict(batch, steps)
+        return self._buffered_inputs[self._step % steps]
