@@ -1,10 +1,11 @@
 """Step 5: one harness for every stage. Same prompts, same loop, greedy; prints the comparison table.
 
-Reads   data/<run>/eval.jsonl, checkpoints/<run>/{sft,grpo}/merged (or an endpoint)
+Reads   data/<run>/eval.jsonl, checkpoints/<run>/{sft,grpo}/merged (or any checkpoint, or a server)
 Writes  checkpoints/<run>/eval/{episodes.jsonl,summary.json,report.md}; goes on where it was interrupted
 
     python step5_eval.py --config recipes/demo.yaml
-    python step5_eval.py --config R --stages sft grpo --limit 100
+    python step5_eval.py --config R --stages sft grpo/checkpoint-8 --limit 100
+    python step5_eval.py --config R --turns 0,1,3 --samples 8
     python step5_eval.py --config R --endpoint http://localhost:8000/v1 --served_model NAME --output /tmp/served
 """
 
@@ -15,119 +16,130 @@ from core.config import UserError, load_recipe_args, run_step
 
 
 def add_arguments(parser):
-    parser.add_argument("--stages", nargs="+", default=["base", "sft", "grpo"], help="base, sft, grpo or model folders")
+    parser.add_argument(
+        "--stages", nargs="+", default=["base", "sft", "grpo"],
+        help="base, sft, grpo, a checkpoint of this run (grpo/checkpoint-8) or a folder; of an adapter too",
+    )  # fmt: skip
     parser.add_argument("--limit", type=int, default=0, help="only the first N rows (0 = all)")
     parser.add_argument("--split", default="eval", help="file under data/<run>/ (default eval)")
+    parser.add_argument(
+        "--turns", type=_numbers, metavar="N,M", help="tool turns allowed, e.g. 0,1,3 (0: no tool at all)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=0, metavar="K", help="also K samples a question: pass@k, majority"
+    )
+    parser.add_argument("--temperature", type=float, default=0.8, help="of those samples (default 0.8)")
+    parser.add_argument("--engine", choices=["auto", "vllm", "transformers"], default="auto", help="for local models")
     parser.add_argument("--endpoint", metavar="URL", help="evaluate an OpenAI-compatible server instead of --stages")
     parser.add_argument("--served_model", metavar="NAME", help="the model's name at the endpoint")
+    parser.add_argument("--concurrency", type=int, default=8, help="requests to the endpoint at a time (default 8)")
     parser.add_argument("--output", metavar="DIR", help="default checkpoints/<run>/eval")
     parser.add_argument("--restart", action="store_true", help="forget episodes played before")
+
+
+def _numbers(text: str) -> list[int]:
+    return sorted({int(n) for n in text.split(",")})
 
 
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
     started = time.time()
-    if args.endpoint and not args.served_model:
-        raise UserError("--endpoint needs --served_model NAME (what the server calls the model)")
+    _check(args)
+    import functools
+
+    from core import engines
     from core.artifacts import read_jsonl
+    from core.chat import schemas_of, vocabulary_key
+    from core.episodes import Variant, assert_same_prompts, evaluate, plan, resume
+    from core.models import fingerprint, stage_source
+    from envs import ENVIRONMENTS
 
     rows = read_jsonl(recipe.data_dir / f"{args.split}.jsonl", f"python step2_prepare_data.py --config {args.config}")
-    rows = [{k: v for k, v in row.items() if k != "messages"} for row in rows[: args.limit or None]]
-    output = Path(args.output or recipe.run_dir / "eval")
-    output.mkdir(parents=True, exist_ok=True)
+    rows = {r["id"]: {k: v for k, v in r.items() if k != "messages"} for r in rows[: args.limit or None]}
+    if not rows:
+        raise UserError(f"{recipe.data_dir / args.split}.jsonl holds no rows: see rejected.jsonl beside it")
+    sources = {s: stage_source(recipe, s) for s in args.stages if not args.endpoint}
+    if args.endpoint:
+        sources = {args.served_model: args.endpoint}
+    limits = args.turns or [recipe.agent.max_turns]
+    usual = recipe.agent.max_turns if recipe.agent.max_turns in limits else limits[-1]
+    variants = [Variant(t, 0, recipe.eval.temperature) for t in limits]
+    variants += [Variant(usual, s + 1, args.temperature) for s in range(args.samples)]
+    path = Path(args.output or recipe.run_dir / "eval") / "episodes.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     import rewards
-    from core import evaluate as ev
-    from core.models import load_tokenizer, stage_source
-    from core.rollout import EndpointEngine, Episode, TransformersEngine
-    from envs import ENVIRONMENTS
-    from tasks.prepare import environment_limits
 
-    stages = [args.served_model] if args.endpoint else args.stages
-    sources = {stage: None if args.endpoint else stage_source(recipe, stage) for stage in stages}
-    path, key = output / "episodes.jsonl", _key(recipe, sources, rows)
-    if args.restart or not _same(output / "key.json", key):
-        path.unlink(missing_ok=True)
-    records = {}
+    wanted = {}
     for stage, source in sources.items():
-        print(f"{stage}: {len(rows)} episodes with {source or args.endpoint}")
-        tokenizer = None if args.endpoint else load_tokenizer(source)
+        weights = [args.endpoint] if args.endpoint else [args.engine, fingerprint(source)]
+        wanted[stage] = plan(stage, weights, list(rows.values()), recipe.agent, variants, recipe.seed)
+    done = resume(path, {i: k for keys in wanted.values() for i, k in keys.items()}, args.restart)
+    if args.endpoint:
+        row = next(iter(rows.values()))
+        tools = schemas_of(ENVIRONMENTS[row["environment"]]())
+        print(engines.compare_prompts(recipe, args.endpoint, args.served_model, row, tools))
+    for stage, source in sources.items():
+        known = sum(i in done for i in wanted[stage])
+        print(f"{stage}: {len(wanted[stage])} episodes with {source}, {known} of them played already")
+        if known == len(wanted[stage]):
+            continue
+        if args.endpoint:
+            tokenizer, engine = engines.open_endpoint(recipe, source, stage, args.concurrency)
+        else:
+            tokenizer, engine = engines.open_source(recipe, source, args.engine)
+        make_episode = functools.partial(_episode, recipe, rows, tokenizer)
+        facts = {"vocabulary": vocabulary_key(tokenizer) if tokenizer else ""}
+        for temperature in dict.fromkeys(v.temperature for v in variants):
+            chosen = {(v.turns, v.sample) for v in variants if v.temperature == temperature}
+            part = {i: key for i, key in wanted[stage].items() if i[1:3] in chosen}
+            evaluate(part, done, make_episode, functools.partial(engine, temperature), rewards, path, facts)
+    records = {stage: [done[i] for i in keys] for stage, keys in wanted.items()}
+    assert_same_prompts(records)
+    _report(recipe, args, path, records, limits, usual, started)
 
-        def episode(row, tokenizer=tokenizer):
-            env = ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
-            return Episode(row, env, tokenizer, recipe.agent)
 
-        def play(episodes, stage=stage, source=source, tokenizer=tokenizer):
-            if args.endpoint:
-                return EndpointEngine(args.endpoint, stage, temperature=recipe.eval.temperature).play(episodes)
-            from core.models import load_model
-
-            engine = TransformersEngine(
-                load_model(source), tokenizer, recipe.eval.batch_size, recipe.eval.temperature, recipe.seed
-            )
-            return engine.play(episodes)
-
-        records[stage] = ev.evaluate(stage, rows, play, episode, rewards.score_batch, rewards.PRIMARY, path)
-    write_report(recipe, output, records, started)
+def _check(args) -> None:
+    if args.endpoint and not args.served_model:
+        raise UserError("--endpoint needs --served_model NAME (what the server calls the model)")
+    if args.samples and args.temperature <= 0:
+        raise UserError("--samples with --temperature 0 plays the same episode K times: give it a temperature above 0")
+    if args.turns and args.turns[0] < 0:
+        raise UserError(f"--turns counts tool turns from 0 on, found {args.turns[0]}")
 
 
-def _key(recipe, sources: dict, rows: list[dict]) -> dict:
-    """What episodes of an earlier call must share to be taken over: weights, rows and the agent's settings."""
+def _episode(recipe, rows: dict, tokenizer, identity: tuple):
     import dataclasses
-    import hashlib
 
-    from core.artifacts import read_manifest
+    from core.rollout import Episode
+    from envs import ENVIRONMENTS
+    from tasks.prepare import environment_limits, without_tool
 
-    weights = {}
-    for stage, source in sources.items():
-        manifest = read_manifest(Path(source).parent) if source else None
-        weights[stage] = [source, manifest["seconds"] if manifest else None]
-    ids = hashlib.sha256(repr([(r["id"], r["prompt"]) for r in rows]).encode()).hexdigest()
-    return {
-        "weights": weights,
-        "rows": ids,
-        "agent": dataclasses.asdict(recipe.agent),
-        "eval": dataclasses.asdict(recipe.eval),
-    }
+    _, turns, sample, name = identity
+    row = rows[name] if turns else without_tool(rows[name])
+    limits = environment_limits(recipe, row["environment"]) | {"max_turns": max(1, turns)}
+    agent = dataclasses.replace(recipe.agent, max_turns=turns)
+    return Episode(row, ENVIRONMENTS[row["environment"]](**limits), tokenizer, agent, sample=sample)
 
 
-def _same(path: Path, key: dict) -> bool:
+def _report(recipe, args, path: Path, records: dict, limits: list[int], usual: int, started: float) -> None:
     import json
 
-    from core.artifacts import atomic_file
-
-    before = json.loads(path.read_text()) if path.exists() else None
-    with atomic_file(path) as f:
-        json.dump(key, f)
-    return before == key
-
-
-def write_report(recipe, output: Path, records: dict, started: float) -> None:
-    import json
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from core import evaluate as ev
+    import rewards
     from core.artifacts import atomic_file, write_manifest
+    from core.evaluate import compare
+    from core.table import markdown, show, tables
 
-    summaries = {stage: ev.summarise(r) for stage, r in records.items()}
-    names = list(records)
-    tests = {b: ev.mcnemar(records[a], records[b]) for a, b in zip(names, names[1:], strict=False)}
-    header, cells = ev.table_rows(summaries, tests)
-    with atomic_file(output / "summary.json") as f:
-        json.dump({"stages": summaries, "tests": tests, "model": recipe.model, "run": recipe.run}, f, indent=1)
-    with atomic_file(output / "report.md") as f:
-        f.write(f"# {recipe.run}\n\n{ev.markdown(header, cells)}")
-    table = Table(title=f"{recipe.run}: {recipe.model}", title_justify="left")
-    for name in header:
-        table.add_column(name)
-    for row in cells:
-        table.add_row(*row)
-    console = Console()
-    console.print(table) if console.is_terminal else print(ev.markdown(header, cells), end="")
-    write_manifest(output, recipe, [output / "episodes.jsonl"], started)
-    print(f"wrote {output}/ (episodes.jsonl, summary.json, report.md)")
+    summary = compare(records, limits, usual, rewards.vote_groups)
+    summary |= {"model": recipe.model, "run": recipe.run, "split": args.split, "max_turns": usual}
+    found = tables(summary)
+    with atomic_file(path.with_name("summary.json")) as f:
+        json.dump(summary, f, indent=1)
+    with atomic_file(path.with_name("report.md")) as f:
+        f.write(f"# {recipe.run}\n\n{markdown(found)}")
+    show(found, f"{recipe.run}: {recipe.model}")
+    write_manifest(path.parent, recipe, [path], started)
+    print(f"wrote {path.parent}/ (episodes.jsonl, summary.json, report.md)")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Token-in/token-out: what the policy generated is never tokenised again. `render`
 written in ChatML; models that know another turn syntax (Llama 3) get the same template with their own markers.
 """
 
+import hashlib
 import inspect
 import re
 from functools import cache
@@ -66,6 +67,11 @@ def agent_tokenizer(tokenizer):
         tokenizer.pad_token = _pad_token(tokenizer, end)
     tokenizer.padding_side = "left"
     return tokenizer
+
+
+def vocabulary_key(tokenizer) -> str:
+    """Names the vocabulary: ids of two tokenizers compare only where it is the same."""
+    return hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:12]
 
 
 def _pad_token(tokenizer, end: str) -> str:

@@ -1,121 +1,75 @@
-"""From episodes to a table one can believe: accuracy with its interval, paired tests between stages, what went wrong.
+"""From episodes to figures one can believe: accuracy with its interval, paired tests, what self-correction and sampling bring.
 
-Episodes are kept line by line as they finish (`episodes.jsonl`), so an interrupted evaluation goes on where it stopped.
+All functions take the records of core/episodes.py. Undecided episodes (correct is None: the judge or the server failed) count
+neither way; `undecided` says how many there are.
 """
 
-import json
 import math
 import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
-
-from core.rollout import Episode
-
-KEPT = ("id", "task", "environment", "question", "gold", "db_id", "db_path", "hardness", "prompt", "facts")
 
 
-def evaluate(
-    stage: str,
-    rows: list[dict],
-    play: Callable,  # list[Episode] -> iterator of finished batches
-    make_episode: Callable[[dict], Episode],
-    judge: Callable[[list[dict], list[list[dict]]], list[dict]],  # rows, completions -> rewards by name
-    primary: dict[str, str],  # environment -> the reward that means "correct"
-    path: Path,
-    say: Callable[[str], None] = print,
-) -> list[dict]:
-    """Play and judge every row that `path` does not hold yet; returns all records of the stage, in row order."""
-    done = {r["id"]: r for r in _read_records(path) if r["stage"] == stage}
-    todo = [row for row in rows if row["id"] not in done]
-    if done:
-        say(f"  {stage}: {len(rows) - len(todo)} of {len(rows)} episodes already in {path}")
-    began, finished = time.time(), 0
-    with open(path, "a", encoding="utf-8") as out:
-        for batch in play([make_episode(row) for row in todo]) if todo else ():
-            rewards = judge([e.row for e in batch], [e.completion for e in batch])
-            for episode, scores in zip(batch, rewards, strict=True):
-                record = _record(stage, episode, scores, primary[episode.row["environment"]])
-                done[record["id"]] = record
-                out.write(json.dumps(record, ensure_ascii=False) + "\n")
-            out.flush()
-            finished += len(batch)
-            right = sum(r["correct"] is True for r in done.values())
-            left = (time.time() - began) / finished * (len(todo) - finished)
-            say(f"  {stage}: {len(done)}/{len(rows)} episodes, {right / len(done):.1%} correct, {left:.0f} s left")
-    return [done[row["id"]] for row in rows]
-
-
-def _read_records(path: Path) -> list[dict]:
-    """Records already on disk; a last line cut by a crash is dropped, and the file with it made whole."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    records = []
-    for number, line in enumerate(lines):
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number != len(lines) - 1:
-                raise
-            path.write_text("".join(f"{x}\n" for x in lines[:-1]), encoding="utf-8")
-    return records
-
-
-def _record(stage: str, episode: Episode, rewards: dict, primary: str) -> dict:
-    value = rewards[primary]
-    calls = [m for m in episode.completion if m["role"] == "tool"]
+def compare(records: dict[str, list[dict]], limits: list[int], usual: int, vote_groups: Callable) -> dict:
+    """Everything that step 5 says, from all records of each stage. The stages are compared at the turn limit `usual`."""
+    single = {
+        s: {t: [r for r in rs if r["max_turns"] == t and not r["sample"]] for t in limits} for s, rs in records.items()
+    }
+    usually = {stage: found[usual] for stage, found in single.items()}
+    sampled = {stage: [r for r in found if r["sample"]] for stage, found in records.items()}
+    names = list(records)
     return {
-        "stage": stage,
-        **{key: episode.row[key] for key in KEPT if key in episode.row},
-        "completion": episode.completion,
-        "rewards": rewards,
-        "correct": None if value is None else value >= 0.5 if primary == "medical_judge" else value == 1.0,
-        "turns": episode.turns,
-        "tool_calls": len(calls),
-        "tool_errors": sum(m["content"].lower().startswith(("error", "{'error'")) for m in calls),
-        "tokens": sum(episode.mask) or sum(len(m["content"]) // 4 for m in episode.completion),
-        "truncated": episode.truncated,
-        "seconds": round(episode.seconds, 3),
-        "prompt_ids": episode.prompt_ids,
-        "completion_ids": episode.completion_ids,
-        "mask": episode.mask,
+        "stages": {stage: summarise(found) for stage, found in usually.items()},
+        "tests": {b: mcnemar(usually[a], usually[b]) for a, b in zip(names, names[1:], strict=False)},
+        "turns": {stage: {str(t): summarise(r) for t, r in found.items()} for stage, found in single.items()},
+        "samples": {stage: summarise_samples(found, vote_groups) for stage, found in sampled.items() if found},
     }
 
 
 def summarise(records: list[dict]) -> dict:
-    """The figures of one stage."""
-    judged = [r for r in records if r["correct"] is not None]
-    right = sum(r["correct"] for r in judged)
+    """The figures of one stage at one turn limit."""
     names = sorted({name for r in records for name in r["rewards"]})
+    seconds = sum(r["seconds"] for r in records)
+    tokens = [r["tokens"] for r in records if r["tokens"] is not None]
     return {
-        "n": len(judged),
-        "undecided": len(records) - len(judged),
-        "correct": right,
-        "accuracy": right / len(judged) if judged else math.nan,
-        "interval": wilson(right, len(judged)),
-        "by_task": _accuracy_by(judged, "task"),
-        "by_hardness": _accuracy_by(judged, "hardness"),
-        "rewards": {n: _mean([r["rewards"].get(n) for r in records]) for n in names},
-        "turns": _mean([r["turns"] for r in records]),
-        "tool_calls": _mean([r["tool_calls"] for r in records]),
-        "tool_error_rate": _mean([r["tool_errors"] / r["tool_calls"] for r in records if r["tool_calls"]]),
-        "no_tool_rate": _mean([r["tool_calls"] == 0 for r in records]),
-        "truncated_rate": _mean([r["truncated"] for r in records]),
-        "tokens": _mean([r["tokens"] for r in records]),
-        "seconds": round(sum(r["seconds"] for r in records), 1),
+        **proportion([r["correct"] for r in records]),
+        "undecided": sum(r["correct"] is None for r in records),
+        "errors": sum(bool(r.get("error")) for r in records),
+        "strict": proportion([r.get("strict") for r in records]),
+        "by_task": accuracy_by(records, "task"),
+        "by_hardness": accuracy_by(records, "hardness"),
+        "rewards": {n: mean([r["rewards"].get(n) for r in records]) for n in names},
+        "executable_rate": mean([r.get("executes") for r in records]),
+        "format_rate": mean([r.get("well_formed") for r in records]),
+        "correction": correction(records),
+        "turns": mean([r["turns"] for r in records]),
+        "tool_calls": mean([r["tool_calls"] for r in records]),
+        "tool_error_rate": mean([r["tool_errors"] / r["tool_calls"] for r in records if r["tool_calls"]]),
+        "no_tool_rate": mean([r["tool_calls"] == 0 for r in records]),
+        "truncated_rate": mean([r["truncated"] for r in records]),
+        "tokens": mean(tokens),
+        "seconds": round(seconds, 1),
+        "tokens_per_second": round(sum(tokens) / seconds, 1) if seconds and tokens else None,
     }
 
 
-def _mean(values: list) -> float | None:
+def proportion(verdicts: list[bool | None]) -> dict:
+    """Share of yes among the decided, with its 95 % interval."""
+    decided = [v for v in verdicts if v is not None]
+    right, n = sum(decided), len(decided)
+    return {"n": n, "correct": right, "accuracy": right / n if n else None, "interval": wilson(right, n)}
+
+
+def mean(values: list) -> float | None:
     values = [v for v in values if v is not None]
     return statistics.fmean(values) if values else None
 
 
-def _accuracy_by(judged: list[dict], key: str) -> dict[str, list]:
+def accuracy_by(records: list[dict], key: str) -> dict[str, list[int]]:
+    """value of `key` -> [right, decided]"""
     groups: dict[str, list] = {}
-    for record in judged:
-        groups.setdefault(record[key], []).append(record["correct"])
+    for record in records:
+        if record["correct"] is not None:
+            groups.setdefault(record[key], []).append(record["correct"])
     return {k: [sum(v), len(v)] for k, v in sorted(groups.items())}
 
 
@@ -140,34 +94,45 @@ def mcnemar(before: list[dict], after: list[dict]) -> dict:
     return {"fixed": fixed, "broke": broke, "p": min(1.0, 2 * tail)}
 
 
-def table_rows(stages: dict[str, dict], tests: dict[str, dict]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of the comparison table, for the terminal and for Markdown."""
-    tasks = sorted({t for s in stages.values() for t in s["by_task"]})
-    levels = [h for h in ("easy", "medium", "hard", "extra") if any(h in s["by_hardness"] for s in stages.values())]
-    header = ["stage", "n", "accuracy", "95 % interval", "vs stage before"]
-    header += (tasks if len(tasks) > 1 else []) + levels + ["tool calls", "tool errors", "no tool", "tokens", "seconds"]
-    rows = []
-    for name, s in stages.items():
-        test = tests.get(name)
-        cells = [
-            name,
-            str(s["n"]),
-            f"{s['accuracy']:.1%}",
-            f"{s['interval'][0]:.1%} - {s['interval'][1]:.1%}",
-            f"+{test['fixed']} -{test['broke']}, p={test['p']:.2g}" if test else "",
-        ]
-        cells += [_share(s["by_task"].get(t)) for t in (tasks if len(tasks) > 1 else [])]
-        cells += [_share(s["by_hardness"].get(h)) for h in levels]
-        errors = s["tool_error_rate"]
-        cells += [f"{s['tool_calls']:.2f}", "-" if errors is None else f"{errors:.0%}", f"{s['no_tool_rate']:.0%}"]
-        rows.append([*cells, f"{s['tokens']:.0f}", f"{s['seconds']:.0f}"])
-    return header, rows
+def correction(records: list[dict]) -> dict | None:
+    """The first query of each episode against its final answer; None where no episode has attempts that can be told apart."""
+    pairs = [(r.get("first_correct"), r["correct"]) for r in records]
+    pairs = [(first, final) for first, final in pairs if first is not None and final is not None]
+    if not pairs:
+        return None
+    return {
+        "n": len(pairs),
+        "first_correct": sum(first for first, _ in pairs),
+        "final_correct": sum(final for _, final in pairs),
+        "fixed": sum(final and not first for first, final in pairs),
+        "broke": sum(first and not final for first, final in pairs),
+    }
 
 
-def _share(pair: list | None) -> str:
-    return "-" if not pair or not pair[1] else f"{pair[0] / pair[1]:.0%} of {pair[1]}"
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Chance that one of k samples is right, unbiased from n >= k samples of which `right` are (Chen et al. 2021)."""
+    return 1.0 - math.comb(n - right, k) / math.comb(n, k)
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in [header, ["---"] * len(header), *rows]]
-    return "\n".join(lines) + "\n"
+def summarise_samples(records: list[dict], vote_groups: Callable) -> dict:
+    """pass@k for k = 1, 2, 4, ... and the majority vote; `vote_groups` says which answers of a question are the same."""
+    by_id: dict[str, list[dict]] = {}
+    for record in sorted(records, key=lambda r: r["sample"]):
+        by_id.setdefault(record["id"], []).append(record)
+    questions = list(by_id.values())
+    most = max(map(len, questions))
+    decided = [[r["correct"] for r in q if r["correct"] is not None] for q in questions]
+    sizes = [k for k in (2**i for i in range(most.bit_length())) if k < most] + [most]
+    groups = vote_groups([q[0] for q in questions], [[r["completion"] for r in q] for q in questions])
+    votes = [q[elected(g)]["correct"] for q, g in zip(questions, groups, strict=True) if g is not None]
+    return {
+        "samples": most,
+        "pass_at": {str(k): mean([pass_at_k(len(d), sum(d), k) for d in decided if len(d) >= k]) for k in sizes},
+        "majority": proportion(votes),
+    }
+
+
+def elected(groups: list[int | None]) -> int:
+    """The first sample of the largest group, of equal groups the one that spoke first; the first sample if none votes."""
+    votes = [g for g in groups if g is not None]
+    return groups.index(max(votes, key=lambda g: (votes.count(g), -votes.index(g)))) if votes else 0

@@ -24,7 +24,7 @@ def chosen_stage(recipe: Recipe, stage: str) -> str:
     own = [s for s in STAGES if s in stages]
     if not own:
         raise UserError(f"{summary} holds {', '.join(stages)}, none of {', '.join(STAGES)}: pass --export.stage")
-    return max(own, key=lambda s: (stages[s]["accuracy"], STAGES.index(s)))
+    return max(own, key=lambda s: (stages[s]["accuracy"] or 0.0, STAGES.index(s)))
 
 
 def export_hf(recipe: Recipe, stage: str, target: Path) -> Path:

@@ -5,6 +5,7 @@ demo and the tests independent of any hub. It is converted once into a cache fol
 """
 
 import importlib.util
+import json
 import os
 import shutil
 import socket
@@ -53,10 +54,15 @@ def stage_source(recipe: Recipe, stage: str, say=print) -> str:
     if stage == "base":
         return model_source(recipe.model, say)
     if stage not in STAGES:
-        folder = Path(stage)
-        if not (folder / "config.json").exists():
-            raise UserError(f"'{stage}' is neither one of {', '.join(STAGES)} nor a folder with a config.json")
-        return str(folder)
+        folders = [Path(stage), recipe.run_dir / stage]  # any folder, or a checkpoint of this run: grpo/checkpoint-8
+        for folder in folders:
+            if any((folder / f).exists() for f in ("config.json", "adapter_config.json")):
+                return str(folder)
+        there = sorted(str(p.relative_to(recipe.run_dir)) for p in recipe.run_dir.glob("*/checkpoint-*"))
+        raise UserError(
+            f"'{stage}' is neither one of {', '.join(STAGES)} nor a folder with a config.json or adapter_config.json; "
+            f"checkpoints of run '{recipe.run}': {', '.join(there) or 'none'}"
+        )
     folder = recipe.run_dir / stage / "merged"
     if read_manifest(recipe.run_dir / stage) is None or not (folder / "config.json").exists():
         step = {"sft": "step3_sft.py", "grpo": "step4_grpo.py"}[stage]
@@ -75,8 +81,29 @@ def load_tokenizer(source: str):
     return agent_tokenizer(AutoTokenizer.from_pretrained(source))
 
 
+def adapter_base(source: str) -> str | None:
+    """The model that the adapter in `source` belongs to; None where `source` holds whole weights."""
+    config = Path(source) / "adapter_config.json"
+    if not config.exists():
+        return None
+    base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return model_source(base, say=lambda _: None)
+
+
+def fingerprint(source: str) -> list:
+    """What tells one set of weights from another: the files of a folder (and of an adapter's base), or a hub id."""
+    if not Path(source).is_dir():
+        return [source]
+    files = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(Path(source).glob("*.safetensors"))]
+    base = adapter_base(source)
+    return [source, files, fingerprint(base) if base else None]
+
+
 def load_model(source: str, load_in_4bit: bool = False):
-    """Weights in bf16 where the device computes it well, float32 elsewhere; 4-bit is nf4 with double quantisation."""
+    """Weights in bf16 where the device computes it well, float32 elsewhere; 4-bit is nf4 with double quantisation.
+
+    The folder of an adapter (a checkpoint of a LoRA run) is loaded on its base and merged in memory.
+    """
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils import logging
@@ -92,7 +119,13 @@ def load_model(source: str, load_in_4bit: bool = False):
         )
     if torch.cuda.is_available():
         kwargs["device_map"] = {"": int(os.environ.get("LOCAL_RANK", 0))}
-    return AutoModelForCausalLM.from_pretrained(source, **kwargs)
+    base = adapter_base(source)
+    model = AutoModelForCausalLM.from_pretrained(base or source, **kwargs)
+    if base is None:
+        return model
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, source).merge_and_unload(safe_merge=True)
 
 
 def compute_dtype():

@@ -5,14 +5,15 @@ suffix ids, same budget rule), so that what is measured is what was trained. Tok
 tokenised again; `mask` says which ids of an episode the policy wrote.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from core.chat import parse, prompt_ids, schemas_of, tool_suffix, tools_of
-from core.config import Agent
-from core.decode import forward, read_prompts, sample
+from core.config import Agent, UserError
+from core.decode import forward, read_prompts
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Episode:
     tokenizer: Any
     agent: Agent
     on_message: Callable[[dict], None] | None = None
+    sample: int = 0  # which of several episodes of this row; 0 where there is one
     prompt_ids: list[int] = field(default_factory=list)
     completion_ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
@@ -31,12 +33,19 @@ class Episode:
     turns: int = 0  # assistant turns
     truncated: bool = False  # out of tokens before the model ended its turn
     seconds: float = 0.0
+    usage: int | None = None  # tokens the policy wrote, as a server counted them
+    error: str = ""  # why the engine could not play it to its end: nobody's wrong answer
 
     def __post_init__(self):
         self.env.reset(**self.row)
-        self.tools = schemas_of(self.env)
+        self.tools = schemas_of(self.env) if self.agent.max_turns else []  # no turns: the tool is not offered either
         if self.tokenizer is not None:
-            self.prompt_ids = prompt_ids(self.tokenizer, self.row["prompt"], self.tools)
+            self.prompt_ids = prompt_ids(self.tokenizer, self.row["prompt"], self.tools or None)
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens the policy wrote; None where the engine did not say."""
+        return sum(self.mask) if self.mask else self.usage
 
     @property
     def budget(self) -> int:
@@ -99,10 +108,8 @@ class TransformersEngine:
     """
 
     def __init__(self, model, tokenizer, batch_size: int = 16, temperature: float = 0.0, seed: int = 0):
-        import torch
-
-        self.model, self.tokenizer, self.batch_size, self.temperature = model.eval(), tokenizer, batch_size, temperature
-        self.generator = torch.Generator(device=model.device).manual_seed(seed)
+        self.model, self.tokenizer, self.batch_size = model.eval(), tokenizer, batch_size
+        self.temperature, self.seed = temperature, seed
 
     def play(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
         """Finish all episodes; yields them batch by batch. Neighbours share most of their prompt, so it is read once."""
@@ -120,10 +127,11 @@ class TransformersEngine:
 
         eos, device = self.tokenizer.eos_token_id, self.model.device
         active, queues, written = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch]
+        streams = [stream_of(self.seed, e) for e in batch]
         with torch.no_grad():
             logits, mask, cache = read_prompts(self.model, [e.prompt_ids for e in batch], self.tokenizer.pad_token_id)
             while True:
-                sampled, alive = sample(logits, self.temperature, self.generator).tolist(), []
+                sampled, alive = draw(logits, self.temperature, [streams[i] for i in active]).tolist(), []
                 for slot, i in enumerate(active):
                     if not queues[i]:
                         token = sampled[slot]
@@ -152,38 +160,106 @@ class TransformersEngine:
 
 
 class EndpointEngine:
-    """Plays episodes against an OpenAI-compatible server (vLLM, Ollama, llama-server, a hosted API)."""
+    """Plays episodes against an OpenAI-compatible server (vLLM, Ollama, llama-server, a hosted API).
 
-    def __init__(self, url: str, model: str, concurrency: int = 8, temperature: float = 0.0, max_tokens: int = 512):
+    What the server cannot do is nobody's wrong answer: the episode carries `error`. A server that is not there, does not
+    know the model, or has stopped answering ends the evaluation; the same command goes on where it ended. The prompt's
+    ids are the server's own (core/served.py compares them). `budget` is kept by the server's counts, one tool result late.
+    """
+
+    def __init__(self, url: str, model: str, concurrency: int = 8, temperature: float = 0.0, seed: int = 0):
         import os
 
         from openai import OpenAI
 
         self.client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=3, timeout=300)
-        self.model, self.concurrency, self.temperature, self.max_tokens = model, concurrency, temperature, max_tokens
+        self.url, self.model, self.concurrency = url, model, concurrency
+        self.temperature, self.seed = temperature, seed
 
     def play(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
+        """Yields episodes one by one as they finish."""
         from concurrent.futures import ThreadPoolExecutor, as_completed
 
-        with ThreadPoolExecutor(self.concurrency) as pool:
+        pool, failed, played = ThreadPoolExecutor(self.concurrency), 0, 0
+        try:
             for done in as_completed([pool.submit(self._play_one, e) for e in episodes]):
-                yield [done.result()]
+                episode = done.result()
+                played += not episode.error
+                failed = failed + 1 if episode.error else 0
+                if "APIConnectionError" in episode.error and not played:
+                    raise UserError(
+                        f"no server answers at {self.url} ({episode.error}). Start it, or correct --endpoint"
+                    )
+                if failed > 3 * self.concurrency:
+                    raise UserError(
+                        f"{self.url} has failed {failed} times in a row ({episode.error}). "
+                        "The same command goes on from here once it works"
+                    )
+                yield [episode]
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for what is queued
 
     def _play_one(self, episode: Episode) -> Episode:
-        began = time.perf_counter()
-        while True:
-            choice = self.client.chat.completions.create(
-                model=self.model,
-                messages=to_openai(episode.row["prompt"] + episode.completion),
-                tools=episode.tools,
-                temperature=self.temperature,
-                max_tokens=self.max_tokens,
-            ).choices[0]
-            episode.truncated = choice.finish_reason == "length"
-            if not episode.accept_message(from_openai(choice.message)):
-                break
+        import openai
+
+        began, limit, prompt, used = time.perf_counter(), episode.agent.max_completion_length, None, 0
+        try:
+            while True:
+                reply = self._ask(episode, limit - used)
+                choice, usage = reply.choices[0], reply.usage
+                if usage:
+                    prompt = usage.prompt_tokens if prompt is None else prompt
+                    used = usage.prompt_tokens - prompt + usage.completion_tokens
+                    episode.usage = (episode.usage or 0) + usage.completion_tokens
+                episode.truncated = choice.finish_reason == "length"
+                results = episode.accept_message(from_openai(choice.message))
+                if results and used >= limit:
+                    del episode.completion[-len(results) :]
+                    episode.truncated = True
+                if not results or used >= limit:
+                    break
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+            raise UserError(
+                f"{self.url} refuses model '{self.model}' ({error}). See {self.url}/models for its names; a key goes "
+                "into OPENAI_API_KEY"
+            ) from error
+        except (
+            openai.OpenAIError,
+            IndexError,
+            TypeError,
+            AttributeError,
+        ) as error:  # the last three: a reply without a message
+            episode.error = f"{type(error).__name__}: {error}"[:300]
         episode.seconds = time.perf_counter() - began
         return episode
+
+    def _ask(self, episode: Episode, budget: int):
+        options = {"tools": episode.tools} if episode.tools else {}
+        if self.temperature:
+            options |= {"seed": stream_of(self.seed, episode).getrandbits(31), "top_p": 1.0}
+        return self.client.chat.completions.create(
+            model=self.model,
+            messages=to_openai(episode.row["prompt"] + episode.completion),
+            temperature=self.temperature,
+            max_tokens=max(1, budget),
+            **options,
+        )
+
+
+def draw(logits, temperature: float, streams: list[random.Random]):
+    """One token a row, by one random number of the row's own; temperature 0 is greedy."""
+    import torch
+
+    if temperature == 0:
+        return logits.argmax(-1)
+    below = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
+    points = torch.tensor([[s.random()] for s in streams], device=logits.device, dtype=below.dtype) * below[:, -1:]
+    return torch.searchsorted(below, points, right=True)[:, 0]
+
+
+def stream_of(seed: int, episode: Episode) -> random.Random:
+    """Random numbers of one episode: the same whatever else is in its batch, and after a resume."""
+    return random.Random(f"{seed}-{episode.row['id']}-{episode.sample}-{episode.turns}")
 
 
 def to_openai(messages: list[dict]) -> list[dict]:

@@ -6,6 +6,9 @@ A value is None where the judge could not tell (the infrastructure failed, gold 
 """
 
 from rewards import math, medical, sql  # modules: the name rewards.exec_match belongs to the judge's module
+from rewards.answers import answer_text as answer_text
+from rewards.answers import first_attempt as first_attempt
+from rewards.answers import vote_groups as vote_groups
 
 BY_ENVIRONMENT = {
     "sql": (
@@ -27,7 +30,18 @@ WEIGHTS = {
     "medical": {"medical_rule": 1.0, "medical_judge": 1.0},  # the rule is 0.1 by itself
 }
 REWARDS = {function.__name__: function for functions in BY_ENVIRONMENT.values() for function in functions}
+# What the columns of step 5's table mean, by environment.
 PRIMARY = {"sql": "exec_match", "calculator": "math_accuracy", "medical": "medical_judge"}
+STRICT = {"sql": "exec_match_strict"}
+EXECUTES = {"sql": "executes", "medical": "medical_rule"}
+FORMAT = {"sql": "sql_format", "calculator": "math_format"}
+ENOUGH = {"medical_judge": 0.5, "medical_rule": 0.1}  # from this value on it is a yes; 1.0 for the others
+
+
+def holds(scores: dict[str, float | None], name: str | None) -> bool | None:
+    """A reward as yes or no; None where it is undecided or the environment has none."""
+    value = scores.get(name)
+    return None if value is None else value >= ENOUGH.get(name, 1.0)
 
 
 def score(row: dict, completion: list[dict]) -> dict[str, float | None]:

@@ -186,6 +186,20 @@ def environment_limits(recipe: Recipe, environment: str) -> dict:
     }
 
 
+DIRECT = {
+    "sql": "There is no tool in this conversation: answer at once with one SELECT query in a ```sql block.",
+    "calculator": "There is no tool in this conversation: work it out yourself, then finish with <answer>NUMBER</answer>.",
+    "medical": "There is no tool in this conversation: answer from what you know.",
+}
+
+
+def without_tool(row: dict) -> dict:
+    """The row for an agent that has no tool: its system message says so, and in which form to answer instead."""
+    system, *rest = row["prompt"]
+    told = system | {"content": f"{system['content']}\n{DIRECT[row['environment']]}"}
+    return row | {"prompt": [told, *rest]}
+
+
 def question_row(recipe: Recipe, question: str, db: str | None, task: str | None) -> dict:
     """A row for a user's own question: about a database file, or to the agent of a task that needs none."""
     from tasks.gsm8k import SYSTEM as MATH

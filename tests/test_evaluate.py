@@ -1,17 +1,18 @@
-"""The figures of the table: intervals and paired tests against values known from the literature."""
+"""The figures of the table: intervals and tests against values from the literature, sampling against brute force."""
 
+import itertools
 import json
-import math
 
 import pytest
 
-from core.evaluate import _read_records, markdown, mcnemar, summarise, table_rows, wilson
+from core.evaluate import compare, correction, elected, mcnemar, pass_at_k, summarise, wilson
+from core.table import markdown, tables
 
 
-def record(i, correct, stage="sft", **other):
-    base = {"id": str(i), "stage": stage, "correct": correct, "rewards": {"exec_match": correct}, "task": "t",
-            "hardness": "easy", "turns": 2, "tool_calls": 1, "tool_errors": 0, "truncated": False, "tokens": 5,
-            "seconds": 1.0}  # fmt: skip
+def record(i, correct, **other):
+    base = {"id": str(i), "stage": "sft", "max_turns": 3, "sample": 0, "correct": correct, "task": "t", "hardness": "easy",
+            "rewards": {"exec_match": correct}, "turns": 2, "tool_calls": 1, "tool_errors": 0, "truncated": False, "tokens": 5,
+            "seconds": 1.0, "completion": []}  # fmt: skip
     return base | other
 
 
@@ -30,25 +31,59 @@ def test_mcnemar_is_the_exact_binomial_test():
 
 
 def test_undecided_counts_neither_way():
-    s = summarise([record(1, True), record(2, False), record(3, None)])
-    assert (s["n"], s["undecided"], s["accuracy"]) == (2, 1, 0.5)
-    assert math.isnan(summarise([record(1, None)])["accuracy"])
+    s = summarise([record(1, True), record(2, False), record(3, None, rewards={}, error="server down", tokens=None)])
+    assert (s["n"], s["undecided"], s["errors"], s["accuracy"], s["tokens"]) == (2, 1, 1, 0.5, 5)
+    nothing = summarise([record(1, None)])
+    assert nothing["accuracy"] is None and nothing["interval"] == [0.0, 1.0]
+    json.dumps(nothing, allow_nan=False)  # browsers read summary.json
 
 
-def test_table_has_a_cell_under_every_column():
-    stages = {
-        "base": summarise([record(1, False, task="a")]),
-        "sft": summarise([record(1, True, task="b", hardness="hard")]),
+@pytest.mark.parametrize(("n", "right"), [(5, 2), (4, 0), (6, 6), (7, 1)])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, right):
+    verdicts = [True] * right + [False] * (n - right)
+    for k in range(1, n + 1):
+        subsets = list(itertools.combinations(verdicts, k))
+        assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_the_largest_group_is_elected_and_of_equal_ones_the_first():
+    assert elected([0, 1, 1, None]) == 1
+    assert elected([None, 5, 3, 3, 5]) == 1
+    assert elected([None, None]) == 0  # nobody answers: the first stands, wrong as it is
+
+
+def test_self_correction_counts():
+    pairs = [(False, True), (True, False), (True, True), (False, False), (None, True), (True, None)]
+    found = correction([record(i, final, first_correct=first) for i, (first, final) in enumerate(pairs)])
+    assert found == {"n": 4, "first_correct": 2, "final_correct": 2, "fixed": 1, "broke": 1}
+    assert correction([record(1, True)]) is None
+
+
+def test_turns_and_samples_do_not_mix():
+    greedy = [record(i, t == 3, max_turns=t) for t in (1, 3) for i in range(4)]
+    drawn = [record(i, i == s, sample=s) for i in range(4) for s in (1, 2, 3)]
+    seen = []
+
+    def groups(rows, completions):
+        seen.append([len(c) for c in completions])
+        return [[0, 1, 1]] * len(rows)
+
+    summary = compare({"sft": greedy + drawn}, [1, 3], 3, groups)
+    assert summary["stages"]["sft"]["n"] == 4 and summary["stages"]["sft"]["accuracy"] == 1.0
+    assert summary["turns"]["sft"]["1"]["accuracy"] == 0.0 and seen == [[3, 3, 3, 3]]
+    sampled = summary["samples"]["sft"]
+    assert sampled["pass_at"] == {"1": 0.25, "2": 0.5, "3": 0.75}  # questions 1, 2 and 3 have one right sample of three
+    assert sampled["majority"]["correct"] == 1  # sample 2 is elected everywhere, right for question 2 only
+
+
+def test_every_table_has_a_cell_under_every_column():
+    records = {
+        "base": [record(1, False, task="a"), record(2, None)],
+        "sft": [record(1, True, hardness="hard", strict=False, first_correct=False, max_turns=t) for t in (0, 3)],
     }
-    header, rows = table_rows(stages, {"sft": mcnemar([record(1, False)], [record(1, True)])})
-    assert all(len(r) == len(header) for r in rows) and "+1 -0" in rows[1][4]
-    assert markdown(header, rows).count("\n") == 4
-
-
-def test_a_line_cut_by_a_crash_is_dropped(tmp_path):
-    path = tmp_path / "episodes.jsonl"
-    path.write_text(json.dumps({"id": 1}) + '\n{"id": 2, "st')
-    assert _read_records(path) == [{"id": 1}] and path.read_text() == '{"id": 1}\n'
-    path.write_text('{"id": 2, "st\n' + json.dumps({"id": 1}) + "\n")
-    with pytest.raises(json.JSONDecodeError):  # damage in the middle is no crash of ours: never silently skipped
-        _read_records(path)
+    records["base"] += [record(1, False, max_turns=0)] + [record(1, True, sample=s) for s in (1, 2)]
+    found = tables(compare(records, [0, 3], 3, lambda rows, completions: [[0, 0]] * len(rows)))
+    assert len(found) == 5 and all(len(row) == len(table.header) for table in found for row in table.rows)
+    text = markdown(found)
+    assert "1 (+1 undecided)" in text and "| no tool |" in text and "100% (1 of 1)" in text and "+1 -0, p=1" in text
+    assert max(len(table.header) for table in found) <= 11

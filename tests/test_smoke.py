@@ -65,7 +65,7 @@ def test_six_steps(home):
     (run_dir / "eval" / "episodes.jsonl").write_text(
         "".join(json.dumps(e) + "\n" for e in episodes[:20]) + '{"stage": "gr'  # as a crash leaves it
     )
-    assert "grpo: 4 of 8 episodes already" in step(home, "step5_eval.py")
+    assert "4 of them played already" in step(home, "step5_eval.py")
 
     out = step(home, "step6_export.py")
     exported = run_dir / "export" / "hf"

@@ -1,0 +1,170 @@
+"""Play, judge and keep episodes: `episodes.jsonl` grows line by line, so that an evaluation goes on where it was stopped.
+
+An episode is one (stage, turn limit, sample, question). Its line carries a key, a hash of all that it hangs on: weights,
+row, database, the agent's settings, temperature. Only lines whose key is the wanted one are taken over. Lines that this call
+does not ask for wait in `earlier.jsonl`, so that episodes.jsonl holds exactly what the table is made of. Episodes that the
+engine could not play (a server that is down) are undecided, and are tried again by the next call.
+"""
+
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from core.artifacts import file_hash, write_jsonl
+from core.config import Agent
+from core.rollout import Episode
+
+KEPT = ("id", "task", "environment", "question", "gold", "db_id", "db_path", "hardness", "prompt", "facts")
+SAY_EVERY = 5.0  # seconds between two progress lines
+
+Identity = tuple[str, int, int, str]  # stage, turn limit, sample, id of the row
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How every question is played once."""
+
+    turns: int  # tool turns allowed; 0: no tool
+    sample: int = 0  # 0: the episode that the table is made of; 1, 2, ...: for pass@k
+    temperature: float = 0.0
+
+
+def plan(stage: str, weights: Any, rows: list[dict], agent: Agent, variants: list[Variant], seed: int) -> dict:
+    """Identity -> key of every episode of a stage. `weights`: what tells this stage's answers from another's."""
+    database, wanted = functools.cache(file_hash), {}
+    for v in variants:
+        how = [weights, asdict(agent) | {"max_turns": v.turns}, asdict(v), seed if v.temperature else None]
+        for row in rows:
+            data = database(row["db_path"]) if row["db_path"] else ""
+            parts = [how, row["prompt"], row["gold"], row["facts"], data]
+            wanted[stage, v.turns, v.sample, row["id"]] = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return wanted
+
+
+def resume(path: Path, wanted: dict[Identity, str], restart: bool = False) -> dict[Identity, dict]:
+    """The finished episodes among `wanted`, with which `path` is written anew; the others of the folder are set aside."""
+    earlier = path.with_name("earlier.jsonl")
+    found = {identity(r): r for r in _read(earlier) + _read(path) if not r.get("error")}
+    done = {i: found[i] for i in wanted if i in found and found[i].get("key") == wanted[i] and not restart}
+    aside = [r for i, r in found.items() if i not in wanted]
+    if aside or earlier.exists():
+        write_jsonl(earlier, aside)
+    write_jsonl(path, done.values())
+    return done
+
+
+def identity(record: dict) -> Identity:
+    return record["stage"], record.get("max_turns", -1), record.get("sample", 0), record["id"]
+
+
+def evaluate(
+    wanted: dict[Identity, str],
+    done: dict[Identity, dict],
+    make_episode: Callable[[Identity], Episode],
+    open_engine: Callable,  # gives an engine: play(episodes) yields batches as they finish
+    judge: Any,  # the package `rewards`, which core does not import
+    path: Path,
+    facts: dict,  # of the stage, for every record: which vocabulary the ids are of
+    say: Callable[[str], None] = print,
+) -> None:
+    """Play and judge what of `wanted` is not in `done` yet, and put it there and into the file."""
+    todo = [i for i in wanted if i not in done]
+    finished, right, judged, began = 0, 0, 0, time.perf_counter()
+    last = turn = began
+    with open(path, "a", encoding="utf-8", errors="replace") as out:  # a server may send lone surrogates
+        for batch in open_engine().play([make_episode(i) for i in todo]) if todo else ():
+            seconds = (time.perf_counter() - turn) / len(batch)
+            for record in records_of(batch, judge):
+                i = identity(record | {"stage": todo[0][0]})
+                record = {"stage": i[0], "key": wanted[i]} | facts | record | {"seconds": round(seconds, 3)}
+                done[i] = record
+                out.write(json.dumps(record, ensure_ascii=False) + "\n")
+                judged += record["correct"] is not None
+                right += record["correct"] is True
+            out.flush()
+            finished, turn = finished + len(batch), time.perf_counter()
+            if turn - last > SAY_EVERY or finished == len(todo):
+                left, last = (turn - began) / finished * (len(todo) - finished), turn
+                share = f"{right / judged:.1%} correct" if judged else "none judged"
+                say(f"  {todo[0][0]}: {finished}/{len(todo)} episodes, {share}, {left:.0f} s left")
+
+
+def records_of(batch: list[Episode], judge: Any) -> list[dict]:
+    """The judged episodes as they are kept, without stage and key."""
+    played = [e for e in batch if not e.error]
+    scores = judge.score_batch([e.row for e in played], [e.completion for e in played])
+    firsts = _first_correct(played, scores, judge)
+    known = {id(e): facts for e, *facts in zip(played, scores, firsts, strict=True)}
+    return [_record(e, *known.get(id(e), ({}, None)), judge) for e in batch]
+
+
+def _first_correct(played: list[Episode], scores: list[dict], judge: Any) -> list[bool | None]:
+    """Whether the first query of each episode was right; judged apart only where the final answer is another one."""
+    out: list[bool | None] = []
+    cuts = []
+    for n, (episode, found) in enumerate(zip(played, scores, strict=True)):
+        first = judge.first_attempt(episode.row, episode.completion)
+        out.append(None if first is None else judge.holds(found, judge.PRIMARY[episode.row["environment"]]))
+        if first and judge.answer_text(episode.row, first) != judge.answer_text(episode.row, episode.completion):
+            cuts.append((n, first))
+    rows = [played[n].row for n, _ in cuts]
+    for (n, _), row, found in zip(cuts, rows, judge.score_batch(rows, [first for _, first in cuts]), strict=True):
+        out[n] = judge.holds(found, judge.PRIMARY[row["environment"]])
+    return out
+
+
+def _record(episode: Episode, scores: dict, first: bool | None, judge: Any) -> dict:
+    row, completion = episode.row, episode.completion
+    calls = [m for m in completion if m["role"] == "tool"]
+    kind = row["environment"]
+    return {
+        "max_turns": episode.agent.max_turns,
+        "sample": episode.sample,
+        **{key: row[key] for key in KEPT if key in row},
+        "completion": completion,
+        "answer": judge.answer_text(row, completion),
+        "rewards": scores,
+        "correct": judge.holds(scores, judge.PRIMARY[kind]),
+        "strict": judge.holds(scores, judge.STRICT.get(kind)),
+        "first_correct": first,
+        "executes": judge.holds(scores, judge.EXECUTES.get(kind)),
+        "well_formed": judge.holds(scores, judge.FORMAT.get(kind)),
+        "error": episode.error,
+        "turns": episode.turns,
+        "tool_calls": len(calls),
+        "tool_errors": sum(m["content"].lower().startswith(("error", "{'error'")) for m in calls),
+        "tokens": episode.tokens,
+        "truncated": episode.truncated,
+        "prompt_ids": episode.prompt_ids,
+        "completion_ids": episode.completion_ids,
+        "mask": episode.mask,
+    }
+
+
+def assert_same_prompts(records: dict[str, list[dict]]) -> None:
+    """Stages of one vocabulary were asked with the very same ids, whatever engine played them."""
+    first: dict[tuple, tuple] = {}
+    for stage, found in records.items():
+        for r in (r for r in found if r["prompt_ids"]):
+            there, ids = first.setdefault((r["vocabulary"], r["max_turns"], r["id"]), (stage, r["prompt_ids"]))
+            assert ids == r["prompt_ids"], f"{r['id']}: stage {stage} was asked with other ids than {there}"
+
+
+def _read(path: Path) -> list[dict]:
+    """Records on disk; a last line cut by a crash is dropped, damage elsewhere is an error."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")  # not splitlines: text may hold other line ends
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records += [json.loads(line)] if line else []
+        except json.JSONDecodeError:
+            if number < len(lines):
+                raise
+    return records
