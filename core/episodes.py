@@ -4,6 +4,9 @@ An episode is one (stage, turn limit, sample, question). Its line carries a key,
 row, database, the agent's settings, temperature. Only lines whose key is the wanted one are taken over. Lines that this call
 does not ask for wait in `earlier.jsonl`, so that episodes.jsonl holds exactly what the table is made of. Episodes that the
 engine could not play (a server that is down) are undecided, and are tried again by the next call.
+
+The table of the stages is made of the lines with sample 0 and with max_turns as summary.json says; the others are the same
+questions at other turn limits, and the samples for pass@k.
 """
 
 import functools
@@ -67,7 +70,7 @@ def evaluate(
     done: dict[Identity, dict],
     make_episode: Callable[[Identity], Episode],
     open_engine: Callable,  # gives an engine: play(episodes) yields batches as they finish
-    judge: Any,  # the package `rewards`, which core does not import
+    judge: Any,
     path: Path,
     facts: dict,  # of the stage, for every record: which vocabulary the ids are of
     say: Callable[[str], None] = print,
@@ -79,9 +82,9 @@ def evaluate(
     with open(path, "a", encoding="utf-8", errors="replace") as out:  # a server may send lone surrogates
         for batch in open_engine().play([make_episode(i) for i in todo]) if todo else ():
             seconds = (time.perf_counter() - turn) / len(batch)
-            for record in records_of(batch, judge):
-                i = identity(record | {"stage": todo[0][0]})
-                record = {"stage": i[0], "key": wanted[i]} | facts | record | {"seconds": round(seconds, 3)}
+            for record in records_of(batch, todo[0][0], judge):
+                i = identity(record)
+                record |= {"key": wanted[i], "seconds": round(seconds, 3)} | facts
                 done[i] = record
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 judged += record["correct"] is not None
@@ -94,13 +97,13 @@ def evaluate(
                 say(f"  {todo[0][0]}: {finished}/{len(todo)} episodes, {share}, {left:.0f} s left")
 
 
-def records_of(batch: list[Episode], judge: Any) -> list[dict]:
-    """The judged episodes as they are kept, without stage and key."""
+def records_of(batch: list[Episode], stage: str, judge: Any) -> list[dict]:
+    """The judged episodes as they are kept; `judge` is the package `rewards`, which core does not import."""
     played = [e for e in batch if not e.error]
     scores = judge.score_batch([e.row for e in played], [e.completion for e in played])
     firsts = _first_correct(played, scores, judge)
     known = {id(e): facts for e, *facts in zip(played, scores, firsts, strict=True)}
-    return [_record(e, *known.get(id(e), ({}, None)), judge) for e in batch]
+    return [{"stage": stage} | _record(e, *known.get(id(e), ({}, None)), judge) for e in batch]
 
 
 def _first_correct(played: list[Episode], scores: list[dict], judge: Any) -> list[bool | None]:
@@ -140,6 +143,7 @@ def _record(episode: Episode, scores: dict, first: bool | None, judge: Any) -> d
         "tool_errors": sum(m["content"].lower().startswith(("error", "{'error'")) for m in calls),
         "tokens": episode.tokens,
         "truncated": episode.truncated,
+        "seconds": round(episode.seconds, 3),
         "prompt_ids": episode.prompt_ids,
         "completion_ids": episode.completion_ids,
         "mask": episode.mask,
