@@ -66,6 +66,10 @@ CONVERSATIONS = {
         [SQL],
     ),
     "words and a call": ([user("Who?"), sql("SELECT 1", "Let me look."), tool("1")], [SQL]),
+    "words as servers return them": (
+        [user("Who?"), sql("SELECT 1", "Look.\n"), tool("1"), sql("2", "\n"), tool("2")],
+        [SQL],
+    ),
     "thoughts": ([user("Who?"), sql("SELECT 1", "Now.", "First\nthe <table>."), tool("1"), user("and?")], [SQL]),
     "thoughts kept in the text": ([user("Who?"), say("<think>hm</think>\nAnn."), user("sure?")], None),
     "several calls": (
