@@ -57,6 +57,8 @@ def show(message: dict) -> None:
     from rich.console import Console
 
     console = Console()
+    if message["role"] == "user":  # what a workflow asks next, which repeats the result
+        return
     if message["role"] == "tool":
         console.print(message["content"], style="dim", markup=False, highlight=False)
         return

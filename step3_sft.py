@@ -30,10 +30,11 @@ def main():
     train, val = (read_jsonl(file, make) for file in files)
 
     from core import train as training
-    from core.chat import render, schemas_of
+    from core.chat import render
     from core.checks import check_rendering
     from core.models import load_model, load_tokenizer, lora_config, model_source
     from core.tree import attend_in_tree, collate, packs_exactly, score_labelled_positions_only
+    from core.workflow import prompt_tools
     from envs import ENVIRONMENTS
 
     training.quiet()
@@ -41,7 +42,7 @@ def main():
         return
     source = model_source(recipe.model)
     tokenizer = load_tokenizer(source)
-    tools = {name: schemas_of(make()) for name, make in ENVIRONMENTS.items()}
+    tools = {name: prompt_tools(recipe.agent, make()) for name, make in ENVIRONMENTS.items()}
     for row in train[:32]:
         check_rendering(tokenizer, row, tools[row["environment"]])
     print(f"self-check: rendering, loss mask, parser and stop token agree with the rollout on {len(train[:32])} rows")

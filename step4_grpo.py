@@ -38,6 +38,7 @@ def main():
     rows = read_jsonl(file, f"python step2_prepare_data.py --config {args.config}")
 
     from core import train as training
+    from core import workflow
     from core.decode import fast_generate
     from core.models import load_model, load_tokenizer, lora_config, stage_source
     from envs import ENVIRONMENTS
@@ -63,13 +64,18 @@ def main():
         "max_tool_calling_iterations": agent.max_turns,
         "reward_weights": list(recipe.grpo.rewards.values()),
     }
+    rewards = [REWARDS[name] for name in recipe.grpo.rewards]
+    environments = {n: functools.partial(ENVIRONMENTS[n], **environment_limits(recipe, n)) for n in names}
     trainer = GroupTrainer(
         model=load_model(source, recipe.grpo.load_in_4bit),
         args=GRPOConfig(**config),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        reward_funcs=[REWARDS[name] for name in recipe.grpo.rewards],
-        environment_factory={n: functools.partial(ENVIRONMENTS[n], **environment_limits(recipe, n)) for n in names},
+        **(
+            workflow.trl_arguments(agent, rewards, environments)
+            if agent.workflow
+            else {"reward_funcs": rewards, "environment_factory": environments}
+        ),
         peft_config=lora_config(recipe.grpo.lora),
     )
     if not trainer.args.use_vllm:

@@ -100,8 +100,15 @@ def schemas_of(environment) -> list[dict]:
     return [get_json_schema(method) for method in tools_of(environment).values()]
 
 
+def visible(messages: list[dict]) -> list[dict]:
+    """Messages as a model reads them: a workflow's turns hold their query and its result as text (core/workflow.py)."""
+    shown = [m for m in messages if not ("turn" in m and m["role"] == "tool")]
+    return [{k: v for k, v in m.items() if k != "tool_calls"} if "turn" in m else m for m in shown]
+
+
 def render(tokenizer, messages: list[dict], tools: list | None) -> tuple[list[int], list[int]]:
     """Token ids of a whole conversation and the loss mask: 1 on what the model writes, end token included."""
+    messages = visible(messages)
     out = tokenizer.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=True)
     return out["input_ids"], out["assistant_masks"]
 
@@ -111,14 +118,16 @@ def prompt_ids(tokenizer, messages: list[dict], tools: list | None) -> list[int]
 
 
 def tool_suffix(tokenizer, tool_messages: list[dict]) -> list[int]:
-    """Ids between the end token of a tool call and the model's next turn, by TRL's own construction."""
-    call = {"type": "function", "function": {"name": tool_messages[0]["name"], "arguments": {}}}
-    head = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    """Ids between the end token of a turn and the model's next one, by TRL's own construction: results, or a prompt."""
+    head = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": ""}]
+    if tool_messages[0]["role"] == "tool":
+        call = {"type": "function", "function": {"name": tool_messages[0]["name"], "arguments": {}}}
+        head[1]["tool_calls"] = [call]
     before = tokenizer.apply_chat_template(head, return_dict=False)
     whole = tokenizer.apply_chat_template(head + tool_messages, add_generation_prompt=True, return_dict=False)
     end = len(before) - before[::-1].index(tokenizer.eos_token_id)  # templates may write a newline after the end token
     if whole[:end] != before[:end]:
-        raise AssertionError("the chat template is not prefix-preserving: a tool result changes the turns before it")
+        raise AssertionError("the chat template is not prefix-preserving: a result changes the turns before it")
     return whole[end:]
 
 

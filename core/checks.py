@@ -1,6 +1,6 @@
 """Self-checks on real rows before a run spends hours: what SFT trains on is what a rollout produces and parses."""
 
-from core.chat import parse, prompt_ids, render, tool_suffix
+from core.chat import parse, prompt_ids, render, tool_suffix, visible
 from core.config import UserError
 
 
@@ -9,7 +9,8 @@ def check_rendering(tokenizer, row: dict, tools: list) -> None:
 
     Walks the rendered conversation as the rollout builds it: prompt, turn, tool suffix, turn, ...
     """
-    completion = [{k: v for k, v in m.items() if k != "train"} for m in row["messages"][len(row["prompt"]) :]]
+    completion = visible(row["messages"][len(row["prompt"]) :])
+    completion = [{k: v for k, v in m.items() if k != "train"} for m in completion]
     ids, mask = render(tokenizer, row["prompt"] + completion, tools)
     built = prompt_ids(tokenizer, row["prompt"], tools)
     position, n = len(built), 0
@@ -28,7 +29,7 @@ def check_rendering(tokenizer, row: dict, tools: list) -> None:
         )
         _expect(same, row, f"the parser reads {parsed} where the row says {message}", tokenizer, ids, built)
         results = []
-        while n + 1 + len(results) < len(completion) and completion[n + 1 + len(results)]["role"] == "tool":
+        while n + 1 + len(results) < len(completion) and completion[n + 1 + len(results)]["role"] != "assistant":
             results.append(completion[n + 1 + len(results)])
         n += 1 + len(results)
         position = end

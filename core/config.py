@@ -15,6 +15,7 @@ import difflib
 import functools
 import importlib.util
 import os
+import re
 import sys
 import types
 import typing
@@ -34,6 +35,15 @@ class RecipeError(UserError):
 
 
 @dataclass
+class Workflow:
+    """The agent that writes, checks and rewrites by separate prompts instead of calling a tool (core/workflow.py)."""
+
+    trained_turns: str = "write|rewrite"  # regular expression: GRPO trains the turns (write, check, rewrite) it matches
+    table_info_truncate: int = 2048  # characters of the schema in the prompt, instead of data.schema_tokens
+    execution_truncate: int = 2048  # characters of a result that the model reads, instead of agent.max_chars
+
+
+@dataclass
 class Agent:
     """How an episode runs: the same in data, SFT, GRPO, evaluation and chat."""
 
@@ -42,6 +52,7 @@ class Agent:
     max_rows: int = 10  # rows of a result that the model sees
     max_chars: int = 800  # characters of a result that the model sees
     timeout: float = 5.0  # seconds for one query
+    workflow: Workflow | None = None  # {} or settings = the workflow agent; absent = the agent that calls tools
 
 
 @dataclass
@@ -124,8 +135,12 @@ class Recipe:
         out = dataclasses.asdict(self)
         for section in ("sft", "grpo"):
             out[section].update(out[section].pop("config"))
+        if self.agent.workflow is None:
+            del out["agent"]["workflow"]
         return out
 
+
+TURNS = ("write", "check", "rewrite")  # of the workflow agent
 
 # Decided elsewhere: one source for a value.
 _OWNED = {
@@ -362,6 +377,8 @@ def _check_recipe(recipe: Recipe, path: Path) -> None:
         raise RecipeError(
             f"{path}: data.correction_share is a share between 0 and 1, found {recipe.data.correction_share}"
         )
+    if recipe.agent.workflow:
+        _check_workflow(recipe.agent.workflow, path)
     grpo = recipe.grpo.config
     generations = grpo.get("num_generations", 8)  # TRL's default
     batch = grpo.get("generation_batch_size") or grpo.get("per_device_train_batch_size", 8) * grpo.get(
@@ -376,4 +393,21 @@ def _check_recipe(recipe: Recipe, path: Path) -> None:
         raise RecipeError(
             f"{path}: the generation batch of {batch} (grpo.per_device_train_batch_size x gradient_accumulation_steps) "
             f"does not divide into groups of num_generations={generations}: change one of the three"
+        )
+
+
+def _check_workflow(workflow: Workflow, path: Path) -> None:
+    try:
+        trained = [turn for turn in TURNS if re.fullmatch(workflow.trained_turns, turn)]
+    except re.error as error:
+        raise RecipeError(f"{path}: agent.workflow.trained_turns is no regular expression: {error}") from error
+    if not trained:
+        raise RecipeError(
+            f"{path}: agent.workflow.trained_turns '{workflow.trained_turns}' matches none of {', '.join(TURNS)} "
+            "(the whole name must match): nothing would be trained"
+        )
+    if workflow.table_info_truncate < 200 or workflow.execution_truncate < 200:
+        raise RecipeError(
+            f"{path}: agent.workflow.table_info_truncate ({workflow.table_info_truncate}) and execution_truncate "
+            f"({workflow.execution_truncate}) count characters and need 200 at least"
         )

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.chat import parse, prompt_ids, schemas_of, tool_suffix, tools_of
+from core.chat import parse, prompt_ids, tool_suffix, tools_of, visible
 from core.config import Agent, UserError
 from core.decode import forward, read_prompts
+from core.workflow import prompt_tools, respond
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Episode:
 
     def __post_init__(self):
         self.env.reset(**self.row)
-        self.tools = schemas_of(self.env) if self.agent.max_turns else []  # no turns: the tool is not offered either
+        self.tools = prompt_tools(self.agent, self.env)
         if self.tokenizer is not None:
             self.prompt_ids = prompt_ids(self.tokenizer, self.row["prompt"], self.tools or None)
 
@@ -70,7 +71,13 @@ class Episode:
         return suffix
 
     def accept_message(self, message: dict) -> list[dict]:
-        """Append an assistant message and run its tool calls, up to the turn limit; returns the tool messages."""
+        """Append an assistant message and run its tool calls, up to the turn limit; returns what the model reads next."""
+        if self.agent.workflow:
+            replies = respond(self.completion, message, self.env, self.agent.max_turns)
+            for each in (message, *replies):
+                self._append(each)
+            self.turns += 1
+            return visible(replies)
         self._append(message)
         calls = message.get("tool_calls") or []
         self.turns += 1
@@ -267,7 +274,7 @@ def to_openai(messages: list[dict]) -> list[dict]:
     import json
 
     out, ids = [], []
-    for n, message in enumerate(messages):
+    for n, message in enumerate(visible(messages)):
         if message["role"] == "tool":
             out.append({"role": "tool", "tool_call_id": ids.pop(0), "content": message["content"]})
         elif message.get("tool_calls"):

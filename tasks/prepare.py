@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from core.chat import prompt_ids, schemas_of
+from core.chat import prompt_ids, visible
 from core.config import Recipe, UserError
+from core.workflow import first_prompt, from_tool_calls, prompt_tools
 from envs import ENVIRONMENTS
 from tasks import COLUMNS, TASKS, Rejected, Task, guards
 
@@ -19,6 +20,10 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
     unknown = set(recipe.tasks) - set(TASKS)
     if unknown:
         raise UserError(f"unknown task '{min(unknown)}'; there are: {', '.join(sorted(TASKS))}")
+    if recipe.agent.workflow and (others := [n for n in recipe.tasks if TASKS[n].environment != "sql"]):
+        raise UserError(
+            f"the workflow agent writes SQL; task {others[0]} is none: leave out agent.workflow, or the task"
+        )
     data, rejected, pools = recipe.data, [], {}
     for name in recipe.tasks:
         say(f"{name}: reading, and running gold in its environment")
@@ -55,7 +60,7 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
                 or "none were rejected, check data.* limits"
             )
             raise UserError(f"split '{split}' is empty. Rejected rows: {why}. Check data.roots and the agent's limits")
-    tools = {name: schemas_of(make()) for name, make in ENVIRONMENTS.items()}
+    tools = {name: prompt_tools(recipe.agent, make()) for name, make in ENVIRONMENTS.items()}
     tokens = {split: [row["tokens"] for row in splits[split]] for split in ("sft_train", "sft_val")}
     tokens["rl_train"] = [row["prompt_tokens"] for row in splits["rl_train"]]
     tokens["eval"] = [len(prompt_ids(tokenizer, r["prompt"], tools[r["environment"]])) for r in splits["eval"]]
@@ -85,6 +90,7 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
         }
     if task.environment == "sql":
         options["sample_values"] = data.sample_values
+    options |= _in_characters(recipe.agent.workflow)
     try:
         if task.source and name not in data.hub:
             task.source(root)
@@ -98,7 +104,7 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
             if isinstance(row, Rejected):
                 rejected.append(_rejected(row, name, split))
             elif not data.hardness or row["hardness"] in data.hardness:
-                kept.append(row)
+                kept.append(row | {"prompt": first_prompt(row["prompt"])} if recipe.agent.workflow else row)
         return kept
 
     train, evaluation = keep(loaded["train"], "train"), keep(loaded["eval"], "eval")
@@ -129,6 +135,8 @@ def _trajectories(recipe: Recipe, task: Task, rows: list[dict], env, rejected: l
         if split == "train":
             if task.correct and rng.random() < recipe.data.correction_share:
                 completion = task.correct(row, env, rng) or completion
+            if recipe.agent.workflow:
+                completion = from_tool_calls(completion)
             row = row | {"messages": row["prompt"] + completion}
         kept.append(row)
     return kept
@@ -136,7 +144,7 @@ def _trajectories(recipe: Recipe, task: Task, rows: list[dict], env, rejected: l
 
 def _fitting(recipe: Recipe, task: Task, rows: list[dict], tokenizer, rejected: list[dict]) -> list[dict]:
     """Train rows that fit the agent's limits, measured in batches, which is where the tokenizer is fast."""
-    tools = schemas_of(ENVIRONMENTS[task.environment]())
+    tools = prompt_tools(recipe.agent, ENVIRONMENTS[task.environment]())
     kept = []
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
@@ -161,7 +169,7 @@ def token_counts(tokenizer, rows: list[dict], tools: list) -> tuple[list[int], l
     options = {"tools": tools, "tokenize": False}
     heads = tokenizer.apply_chat_template([r["prompt"] for r in rows], add_generation_prompt=True, **options)
     texts = [
-        tokenizer.apply_chat_template(row["messages"], **options) if "messages" in row else head
+        tokenizer.apply_chat_template(visible(row["messages"]), **options) if "messages" in row else head
         for row, head in zip(rows, heads, strict=True)
     ]
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
@@ -181,7 +189,7 @@ def environment_limits(recipe: Recipe, environment: str) -> dict:
     return {
         "max_turns": agent.max_turns,
         "max_rows": agent.max_rows,
-        "max_chars": agent.max_chars,
+        "max_chars": agent.workflow.execution_truncate if agent.workflow else agent.max_chars,
         "timeout": agent.timeout,
     }
 
@@ -200,6 +208,11 @@ def without_tool(row: dict) -> dict:
     return row | {"prompt": [told, *rest]}
 
 
+def _in_characters(workflow) -> dict:
+    """A workflow's limit of the schema, which counts characters: whole tables are left out, none is cut in the middle."""
+    return {"schema_tokens": workflow.table_info_truncate, "count_tokens": len} if workflow else {}
+
+
 def question_row(recipe: Recipe, question: str, db: str | None, task: str | None) -> dict:
     """A row for a user's own question: about a database file, or to the agent of a task that needs none."""
     from tasks.gsm8k import SYSTEM as MATH
@@ -207,19 +220,21 @@ def question_row(recipe: Recipe, question: str, db: str | None, task: str | None
     from tasks.spider import SYSTEM as SQL
 
     row = dict.fromkeys(COLUMNS, "") | {"id": "chat", "question": question, "difficulty": 0.0, "facts": []}
+    data, workflow = recipe.data, recipe.agent.workflow
     if db is None:
-        if task not in TASKS or TASKS[task].environment != "calculator":
+        if workflow or task not in TASKS or TASKS[task].environment != "calculator":
             raise UserError(f"--task {task}: only tasks without a database; for SQL pass --db FILE.sqlite")
         system, user = MATH, question
     else:
         try:
-            schema = schema_text(
-                db, question, schema_tokens=recipe.data.schema_tokens, sample_values=recipe.data.sample_values
-            )
+            options = {"schema_tokens": data.schema_tokens, "sample_values": data.sample_values}
+            schema = schema_text(db, question, **options | _in_characters(workflow))
         except sqlite3.DatabaseError as error:
             raise UserError(f"{db} cannot be read as a SQLite database: {error}") from error
         system, user = SQL, f"{schema}\n\nQuestion: {question}"
     prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    if workflow:
+        prompt = first_prompt(prompt)
     return row | {"environment": "calculator" if db is None else "sql", "db_path": db or "", "prompt": prompt}
 
 
