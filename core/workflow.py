@@ -26,6 +26,7 @@ SYSTEM = (
     "You answer questions about a SQLite database in turns: you write one SELECT query, you check what it brought back,"
     " and you rewrite it if it was wrong. You are told which turn it is."
 )
+NO_QUERY = "Error: no query found; write one in a ```sql block"
 KEEP, REDO = "VERDICT: keep", "VERDICT: rewrite"
 WRITE = "Write the query, and nothing else, in a ```sql block."
 CHECK = (
@@ -70,14 +71,16 @@ def respond(completion: list[dict], message: dict, env, max_turns: int) -> list[
     """
     message["turn"] = name = completion[-1]["turn"] if completion else "write"
     message.pop("tool_calls", None)
-    done = [m["tool_calls"][0]["function"]["arguments"]["query"] for m in completion if m.get("tool_calls")]
+    before = [query_of(m["content"]) for m in completion if m["role"] == "assistant" and m["turn"] != "check"]
     if name == "check":
-        return [] if keeps(message["content"], done[-1]) else [_ask("rewrite", REWRITE)]
-    query = query_of(message["content"])
-    ((tool, run),) = tools_of(env).items()
-    message["tool_calls"] = [{"type": "function", "function": {"name": tool, "arguments": {"query": query}}}]
-    result = {"role": "tool", "name": tool, "content": run(query), "turn": name}
-    return [result] if len(done) + 1 >= max_turns else [result, _ask("check", CHECK, result["content"])]
+        return [] if before[-1] and keeps(message["content"], before[-1]) else [_ask("rewrite", REWRITE)]
+    result, replies = NO_QUERY, []
+    if query := query_of(message["content"]):
+        ((tool, run),) = tools_of(env).items()
+        message["tool_calls"] = [{"type": "function", "function": {"name": tool, "arguments": {"query": query}}}]
+        result = run(query)
+        replies = [{"role": "tool", "name": tool, "content": result, "turn": name}]
+    return replies if len(before) + 1 >= max_turns else [*replies, _ask("check", CHECK, result)]
 
 
 def from_tool_calls(completion: list[dict]) -> list[dict]:
