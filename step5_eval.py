@@ -49,9 +49,10 @@ def main():
 
     from core import engines
     from core.artifacts import read_jsonl
-    from core.chat import schemas_of, vocabulary_key
+    from core.chat import vocabulary_key
     from core.episodes import Variant, assert_same_prompts, evaluate, plan, resume
     from core.models import fingerprint, stage_source
+    from core.workflow import prompt_tools
     from envs import ENVIRONMENTS
 
     rows = read_jsonl(recipe.data_dir / f"{args.split}.jsonl", f"python step2_prepare_data.py --config {args.config}")
@@ -77,7 +78,7 @@ def main():
     done = resume(path, {i: k for keys in wanted.values() for i, k in keys.items()}, args.restart)
     if args.endpoint:
         row = next(iter(rows.values()))
-        tools = schemas_of(ENVIRONMENTS[row["environment"]]())
+        tools = prompt_tools(recipe.agent, ENVIRONMENTS[row["environment"]]())
         print(engines.compare_prompts(recipe, args.endpoint, args.served_model, row, tools))
     for stage, source in sources.items():
         known = sum(i in done for i in wanted[stage])

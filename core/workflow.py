@@ -75,7 +75,7 @@ def respond(completion: list[dict], message: dict, env, max_turns: int) -> list[
     if name == "check":
         return [] if before[-1] and keeps(message["content"], before[-1]) else [_ask("rewrite", REWRITE)]
     result, replies = NO_QUERY, []
-    if query := query_of(message["content"]):
+    if (query := query_of(message["content"])) and max_turns:
         ((tool, run),) = tools_of(env).items()
         message["tool_calls"] = [{"type": "function", "function": {"name": tool, "arguments": {"query": query}}}]
         result = run(query)

@@ -79,6 +79,8 @@ def test_a_check_is_no_way_to_answer(sql_row):
 def test_the_last_query_has_no_check(sql_row):
     completion = play(sql_row, [TURNS[0], TURNS[1], TURNS[0], "never asked for"], max_turns=2)
     assert [m["turn"] for m in completion if m["role"] == "assistant"] == ["write", "check", "rewrite"]
+    (untested,) = play(sql_row, TURNS, max_turns=0)  # as step 5 --turns 0 plays it: nothing is run
+    assert "tool_calls" not in untested
     assert completion[-1]["role"] == "tool" and "no queries left" not in completion[-1]["content"]
 
 
