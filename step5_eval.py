@@ -1,7 +1,7 @@
 """Step 5: one harness for every stage. Same prompts, same loop, greedy; prints the comparison table.
 
 Reads   data/<run>/eval.jsonl, checkpoints/<run>/{sft,grpo}/merged (or any checkpoint, or a server)
-Writes  checkpoints/<run>/eval/{episodes.jsonl,summary.json,report.md}; goes on where it was interrupted
+Writes  checkpoints/<run>/eval/{episodes.jsonl,summary.json,report.md,report.html}; goes on where it was interrupted
 
     python step5_eval.py --config recipes/demo.yaml
     python step5_eval.py --config R --stages sft grpo/checkpoint-8 --limit 100
@@ -129,6 +129,7 @@ def _report(recipe, args, path: Path, records: dict, limits: list[int], usual: i
     import rewards
     from core.artifacts import atomic_file, write_manifest
     from core.evaluate import compare
+    from core.report import write_page
     from core.table import markdown, show, tables
 
     summary = compare(records, limits, usual, rewards.vote_groups)
@@ -140,7 +141,8 @@ def _report(recipe, args, path: Path, records: dict, limits: list[int], usual: i
         f.write(f"# {recipe.run}\n\n{markdown(found)}")
     show(found, f"{recipe.run}: {recipe.model}")
     write_manifest(path.parent, recipe, [path], started)
-    print(f"wrote {path.parent}/ (episodes.jsonl, summary.json, report.md)")
+    write_page(recipe.run_dir, path.parent)
+    print(f"wrote {path.parent}/ (episodes.jsonl, summary.json, report.md, report.html)")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.config import UserError
+from core.evaluate import mcnemar, wilson
 
 CHANGED_SHOWN = 10  # questions of each kind that the comparison lists
 
@@ -41,13 +42,22 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def by_stage(folder: Path) -> dict[str, dict[str, dict]]:
-    """stage -> id -> record, from episodes.jsonl: the greedy episode with the most turns, where there are several."""
+    """stage -> id -> record, from episodes.jsonl: greedy, at the turn limit that the table is made of."""
+    greedy = [r for r in read_lines(folder / "episodes.jsonl") if not r.get("sample")]
+    limits = {r.get("max_turns") for r in greedy}
+    usual = read_summary(folder).get("max_turns")
+    if usual not in limits and limits:  # no table yet: the most turns
+        usual = max(limits, key=lambda t: -1 if t is None else t)
     out: dict[str, dict[str, dict]] = {}
-    for record in read_lines(folder / "episodes.jsonl"):
-        before = out.setdefault(record["stage"], {}).get(record["id"])
-        if record.get("sample", 0) == 0 and (not before or before.get("max_turns", 0) <= record.get("max_turns", 0)):
-            out[record["stage"]][record["id"]] = record
+    for record in greedy:
+        if record.get("max_turns") == usual:
+            out.setdefault(record["stage"], {})[record["id"]] = record
     return out
+
+
+def read_summary(folder: Path) -> dict:
+    path = folder / "summary.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def find_run(name: str) -> tuple[Path, Path]:
@@ -114,8 +124,6 @@ def _records(run: str, stage: str | None) -> tuple[str, dict[str, dict]]:
 
 
 def _share(records: dict[str, dict]) -> dict:
-    from core.evaluate import wilson
-
     verdicts = [r["correct"] for r in records.values() if r["correct"] is not None]
     return {"n": len(verdicts), "correct": sum(verdicts), "interval": wilson(sum(verdicts), len(verdicts))}
 
@@ -131,8 +139,6 @@ def _groups(old: dict, new: dict) -> list[tuple[str, str, dict]]:
 
 def paired(old: dict[str, dict], new: dict[str, dict]) -> dict:
     """Questions decided in both: how many were fixed and broken, the exact p, the difference and its 95 % interval."""
-    from core.evaluate import mcnemar
-
     pairs = [(old[i]["correct"], r["correct"]) for i, r in new.items() if i in old]
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     test = mcnemar([{**r, "id": i} for i, r in old.items()], [{**r, "id": i} for i, r in new.items()])
@@ -153,8 +159,6 @@ def paired(old: dict[str, dict], new: dict[str, dict]) -> dict:
 
 def newcombe(both: int, only_old: int, only_new: int, neither: int) -> list[float]:
     """95 % interval of share(new) - share(old) from the four counts of a paired table."""
-    from core.evaluate import wilson
-
     n = both + only_old + only_new + neither
     old, new = both + only_old, both + only_new
     (old_low, old_high), (new_low, new_high) = wilson(old, n), wilson(new, n)

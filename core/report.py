@@ -21,14 +21,17 @@ from pathlib import Path
 import yaml
 
 from core.artifacts import atomic_file, read_manifest
-from core.compare import by_stage, compare, find_run, markdown, paired, read_lines, show
+from core.compare import by_stage, compare, find_run, markdown, paired, read_lines, read_summary, show
 from core.config import UserError, run_step
+from core.evaluate import summarise, wilson
+from core.table import tables
 
 PAGE = Path(__file__).with_name("page")
 SCRIPTS = ("dom.js", "messages.js", "results.js", "curves.js", "episodes.js", "main.js")
 TRAINED = ("sft", "grpo")
 UNPLOTTED = re.compile(r"step|time|epoch|total_flos|train_.*|(eval_)?num_tokens|eval_(runtime|.*_per_second)")
 COLUMNS = {  # of the table, after accuracy: title -> (key of the summary, how it reads)
+    "strict SQL": ("strict_accuracy", "{:.0%}"),
     "executable": ("executable_rate", "{:.0%}"),
     "format": ("format_rate", "{:.0%}"),
     "tool calls": ("tool_calls", "{:.2f}"),
@@ -61,6 +64,7 @@ def write_page(run_dir: str | Path, output: str | Path) -> Path:
         "episodes": len({id_ for records in stages.values() for id_ in records}),
     }
     report["table"] = _table(report["stages"])
+    report["more"] = _more(read_summary(output), stages)
     path = output / "report.html"
     with atomic_file(path) as f:
         f.write(_page(f"{run_dir.name}: {head['model'] or 'report'}", report, _episodes(stages)))
@@ -125,13 +129,12 @@ def _head(run_dir: Path, output: Path) -> dict:
 
 def _results(stages: dict[str, dict]) -> list[dict]:
     """Figures of each stage, and its paired test against the stage before."""
-    from core import evaluate as ev
-
     out, before = [], None
     for name, records in stages.items():
-        figures = ev.summarise(list(records.values()))
+        figures = summarise(list(records.values()))
         for key in ("by_task", "by_hardness"):
-            figures[key] = {k: [*pair, *ev.wilson(*pair)] for k, pair in figures[key].items()}
+            figures[key] = {k: [*pair, *wilson(*pair)] for k, pair in figures[key].items()}
+        figures["strict_accuracy"] = figures["strict"]["accuracy"]
         test = {"against": before, **paired(stages[before], records)} if before else None
         out.append({"name": name, **figures, "test": test})
         before = name
@@ -142,6 +145,14 @@ def _table(results: list[dict]) -> dict:
     used = {title: column for title, column in COLUMNS.items() if any(s.get(column[0]) is not None for s in results)}
     cell = lambda value, form: "-" if value is None else form.format(value)  # noqa: E731
     return {"header": list(used), "rows": [[cell(s.get(key), form) for key, form in used.values()] for s in results]}
+
+
+def _more(summary: dict, stages: dict[str, dict]) -> list[dict]:
+    """The summary's other tables (turn limits, self-correction, samples), unless episodes have come since it was written."""
+    counts = {name: s["n"] + s["undecided"] for name, s in summary.get("stages", {}).items()}
+    if not counts or counts != {name: len(records) for name, records in stages.items()}:
+        return []
+    return [vars(t) for t in tables(summary) if t.title and t.header[0] != "part"]
 
 
 def _hints(curves: dict) -> dict:

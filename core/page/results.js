@@ -18,7 +18,14 @@ function drawResults(browse) {
   if (!report.stages.length) return section.append(note(report.hints.eval_text, report.hints.eval));
   section.append(el("div", { class: "figures" }, report.stages.map((s) => figure(s, browse))), el("div", { class: "panel scroll", tabindex: 0, role: "region", "aria-label": "Comparison table" }, table()));
   section.append(el("p", { class: "note foot" }, "Accuracy with Wilson's 95 % interval. Stages are compared on the same questions: difference with Newcombe's paired 95 % interval, p by McNemar's exact test. ",
-    report.stages.some((s) => s.undecided) ? "Undecided episodes (the judge could not tell) count neither way." : ""));
+    report.stages.some((s) => s.undecided) ? "Undecided episodes (the judge could not tell) count neither way." : ""), el("div", { class: "more-tables" }, moreTables()));
+}
+
+// Tables as the summary words them: turn limits, self-correction, samples
+function moreTables() {
+  return report.more.map((t) => el("div", { class: "more-table" }, el("h3", {}, t.title), el("div", { class: "panel scroll", tabindex: 0, role: "region", "aria-label": t.title },
+    el("table", {}, el("thead", {}, el("tr", {}, t.header.map((name) => el("th", { scope: "col" }, name)))),
+      el("tbody", {}, t.rows.map(([name, ...rest]) => el("tr", {}, el("th", { scope: "row" }, stageNames.includes(name) ? stageTag(name) : name), rest.map((cell) => el("td", {}, cell === "-" ? "–" : cell)))))))));
 }
 
 function figure(s, browse) {
