@@ -5,6 +5,8 @@ leaves the batch; keys and values grow in place (core/kv_cache.py). The same num
 sooner on CPU. `fast_generate` stands in for `model.generate` in TRL's rollouts.
 """
 
+import contextlib
+
 from core.kv_cache import growing_cache
 
 
@@ -34,14 +36,33 @@ def read_prompts(model, prompts: list[list[int]], pad: int):
 def forward(model, ids, mask, cache):
     """Logits after the last of `ids`; padding may stand anywhere, positions count what the mask shows."""
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    return model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
+    with _weights_first() if ids.device.type == "cpu" and ids.numel() <= 64 else contextlib.nullcontext():
+        return model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+
+@contextlib.contextmanager
+def _weights_first():
+    """Multiply few rows as (W x^T)^T: the CPU library shares out the rows of its first factor among the cores."""
+    import torch.nn.functional as F
+
+    linear = F.linear
+
+    def weights_first(x, weight, bias=None):
+        y = weight.mm(x.reshape(-1, x.shape[-1]).t()).t().contiguous().view(*x.shape[:-1], -1)
+        return y if bias is None else y + bias
+
+    F.linear = weights_first
+    try:
+        yield
+    finally:
+        F.linear = linear
 
 
 def sample(logits, temperature: float, generator=None):
@@ -50,8 +71,10 @@ def sample(logits, temperature: float, generator=None):
 
     if temperature == 0:
         return logits.argmax(-1)
-    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
-    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+    # one random number a row against the running sum: torch.multinomial draws one for every entry of the vocabulary
+    total = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
+    at = torch.rand((len(logits), 1), dtype=total.dtype, device=logits.device, generator=generator) * total[:, -1:]
+    return torch.searchsorted(total, at, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
 
 
 def fast_generate(model, eos_ids: list[int], pad: int):
