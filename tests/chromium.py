@@ -21,10 +21,10 @@ class Chromium:
         self.inn, theirs_out = os.pipe()
         # the protocol wants file descriptors 3 and 4; a shell puts them there
         words = [
-            "sh",
+            "bash",
             "-c",
             f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}',
-            "sh",
+            "bash",
             BINARY,
             *FLAGS,
             f"--user-data-dir={profile}",

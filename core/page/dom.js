@@ -30,8 +30,13 @@ for (const name of stageNames) if (!palette.includes(name)) palette.push(name);
 const stageColour = (name) => String(palette.indexOf(name) < 6 ? palette.indexOf(name) : 3 + (palette.indexOf(name) % 3));
 const stageTag = (name) => el("span", { class: "stage who", "data-stage": stageColour(name) }, el("span", { class: "swatch" }), name);
 
-const percent = (x, digits = 1) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(digits)} %`);
-const points = (x) => `${x < 0 ? "−" : "+"}${Math.abs(100 * x).toFixed(1)}`;
+// Ties go to the even digit, as in the tables that Python prints of the same figures
+function fixed(x, digits) {
+  const scaled = Math.abs(x) * 10 ** digits, below = Math.floor(scaled);
+  return scaled - below === 0.5 ? ((Math.sign(x) * (below + (below % 2))) / 10 ** digits).toFixed(digits) : x.toFixed(digits);
+}
+const percent = (x, digits = 1) => (x === null || x === undefined ? "–" : `${fixed(100 * x, digits)}%`);
+const points = (x) => `${x < 0 ? "−" : "+"}${fixed(Math.abs(100 * x), 1)}`;
 const whole = (n) => n.toLocaleString("en-US");
 const pValue = (p) => (p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(p < 0.1 ? 3 : 2)}`);
 

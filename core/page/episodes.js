@@ -73,7 +73,7 @@ function drawEpisodes() {
 
 function browser(section, data) {
   const rows = data.rows, find = new Map(rows.map((row, i) => [row.id, i]));
-  let shown = rows.map((_, i) => i), selected = null;
+  let shown = rows.map((_, i) => i), selected = null, ready = false; // before it is ready the address is read, not written
   const option = (value, text) => el("option", { value }, text);
   const unique = (key) => [...new Set(rows.map((row) => row[key]).filter(Boolean))].sort((a, b) => LEVELS.indexOf(a) - LEVELS.indexOf(b) || a.localeCompare(b));
   const picker = (label, options) => el("select", { "aria-label": label, onchange: filter }, option("", label), options);
@@ -105,7 +105,7 @@ function browser(section, data) {
     count.textContent = shown.length === rows.length ? `${whole(rows.length)} questions` : `${whole(shown.length)} of ${whole(rows.length)} questions`;
     pad.style.height = `${shown.length * ITEM}px`;
     list.scrollTop = 0;
-    if (shown.length && !shown.includes(selected)) choose(shown[0], false);
+    if (shown.length && !shown.includes(selected)) choose(shown[0], ready);
     else if (!shown.length) { selected = null; detail.replaceChildren(note("No question matches these filters.")); }
     reveal();
     drawList();
@@ -134,8 +134,10 @@ function browser(section, data) {
   function reveal() {
     const top = shown.indexOf(selected) * ITEM;
     if (top < 0) return;
-    if (top < list.scrollTop) list.scrollTop = top;
-    else if (top + ITEM > list.scrollTop + list.clientHeight) list.scrollTop = top + ITEM - list.clientHeight;
+    const above = list.scrollTop - top, below = top + ITEM - list.scrollTop - list.clientHeight;
+    if (Math.max(above, below) > ITEM) list.scrollTop = top - (list.clientHeight - ITEM) / 2; // a jump: with what is around it
+    else if (above > 0) list.scrollTop = top;
+    else if (below > 0) list.scrollTop += below;
   }
   function step(by) {
     if (!shown.length) return;
@@ -169,6 +171,7 @@ function browser(section, data) {
   new ResizeObserver(drawList).observe(list);
   filter();
   follow();
+  ready = true;
   return set;
 }
 

@@ -47,7 +47,7 @@ function resultTable(text) {
     el("table", { class: "grid" },
       el("thead", {}, el("tr", {}, names.map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, rows.map((row) => el("tr", {}, row.map((c) => el("td", { class: /^-?\d+(\.\d+)?$/.test(c) ? "n" : null }, c)))))),
-    el("div", { class: "soft" }, lines[lines.length - 1]));
+    el("div", { class: "soft small" }, lines[lines.length - 1]));
 }
 
 // Cells are joined by " | "; one that holds it is quoted
