@@ -1,10 +1,11 @@
 """Step 4: GRPO on multi-turn episodes. The environment really runs the SQL or the calculation, rewards score it.
 
 Reads   data/<run>/rl_train.jsonl, checkpoints/<run>/sft/merged
-Writes  checkpoints/<run>/grpo/{adapter,merged,checkpoint-*,metrics.jsonl,manifest.json}; resumes by itself
+Writes  data/<run>/difficulty.jsonl (with grpo.rate_difficulty),
+        checkpoints/<run>/grpo/{adapter,merged,checkpoint-*,metrics.jsonl,manifest.json}; resumes by itself
 
     python step4_grpo.py --config recipes/demo.yaml
-    python step4_grpo.py --config recipes/spider-qwen2.5-coder-1.5b-80gb.yaml --grpo.learning_rate 1e-5
+    python step4_grpo.py --config recipes/spider-qwen2.5-coder-1.5b-80gb.yaml --rate_difficulty 4 --resample 2
 """
 
 import os
@@ -26,7 +27,7 @@ def main():
     import shutil
 
     from core.artifacts import read_jsonl
-    from rewards import REWARDS
+    from rewards import REWARDS, main_scores
 
     started, folder = time.time(), recipe.run_dir / "grpo"
     if args.restart:
@@ -39,6 +40,7 @@ def main():
 
     from core import train as training
     from core import workflow
+    from core.backend import generation_backend
     from core.decode import fast_generate
     from core.models import load_model, load_tokenizer, lora_config, stage_source
     from envs import ENVIRONMENTS
@@ -51,24 +53,37 @@ def main():
     tokenizer = load_tokenizer(source)
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # environment_factory is pinned with TRL's version
+    import torch
     from datasets import Dataset
     from trl import GRPOConfig
 
+    from core.difficulty import rated_prompts
     from core.grpo import GroupTrainer
+    from core.resample import check_settings
 
     agent, names = recipe.agent, sorted({row["environment"] for row in rows})
     config = training.DEFAULTS | {"log_completions": False} | recipe.grpo.config
     config |= training.common_arguments(recipe, folder)
-    config |= {
+    backend, sentence = generation_backend(recipe, torch.cuda.is_available())
+    config |= backend | {
         "max_completion_length": agent.max_completion_length,
         "max_tool_calling_iterations": agent.max_turns,
         "reward_weights": list(recipe.grpo.rewards.values()),
     }
     rewards = [REWARDS[name] for name in recipe.grpo.rewards]
     environments = {n: functools.partial(ENVIRONMENTS[n], **environment_limits(recipe, n)) for n in names}
+    arguments, facts = GRPOConfig(**config), {}
+    if recipe.grpo.resample:
+        check_settings(arguments)
+    if recipe.grpo.rate_difficulty:
+        judge = functools.partial(main_scores, weights=recipe.grpo.rewards)
+        rows, facts["difficulty"] = rated_prompts(
+            recipe, rows, source, arguments, lambda name: environments[name](), judge
+        )
+        arguments.shuffle_dataset = False  # easy ones first
     trainer = GroupTrainer(
         model=load_model(source, recipe.grpo.load_in_4bit),
-        args=GRPOConfig(**config),
+        args=arguments,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         **(
@@ -78,17 +93,22 @@ def main():
         ),
         peft_config=lora_config(recipe.grpo.lora),
     )
+    trainer.resample, trainer.tool_deadline = recipe.grpo.resample, 2 * agent.timeout
     if not trainer.args.use_vllm:
         trainer.model.generate = fast_generate(trainer.model, [tokenizer.eos_token_id], tokenizer.pad_token_id)
     columns = {"reward": "reward"} | {f"rewards/{n}/mean": n for n in recipe.grpo.rewards}
-    columns |= {"frac_reward_zero_std": "no-spread groups", "tools/call_frequency": "tool calls"}
+    columns |= {
+        "frac_reward_zero_std": "no-spread groups",
+        "resample/useful": "useful after resampling",
+        "tools/call_frequency": "tool calls",
+    }
     columns |= {"tools/failure_frequency": "tool failures", "completions/clipped_ratio": "cut", "entropy": "entropy"}
     training.speak(trainer, folder, columns | {"step_time": "seconds"})
     a = trainer.args
     print(f"GRPO: {a.generation_batch_size // a.num_generations} prompts x {a.num_generations} episodes a step, "
-          f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}")  # fmt: skip
+          f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}; rollouts by {sentence}")  # fmt: skip
     trainer.train(resume_from_checkpoint=training.last_checkpoint(folder))
-    training.finish(recipe, folder, trainer, tokenizer, source, [file], started)
+    training.finish(recipe, folder, trainer, tokenizer, source, [file], started, **facts)
 
 
 if __name__ == "__main__":

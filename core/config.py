@@ -91,6 +91,8 @@ class Grpo:
     lora: Lora | None = field(default_factory=Lora)
     load_in_4bit: bool = False
     rewards: dict[str, float] = field(default_factory=dict)  # reward function -> weight
+    rate_difficulty: int = 0  # samples per prompt that rate it first: always and never solved ones go, easy ones lead
+    resample: int = 0  # extra rounds a step that replace groups without spread by groups of other prompts
     config: dict[str, Any] = field(default_factory=dict)  # TRL GRPOConfig fields
 
 

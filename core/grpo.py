@@ -4,10 +4,12 @@ import torch
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
+from core.resample import Resampling
+from core.tools import ConcurrentTools
 from core.tree import attend_in_tree, pack, packs_exactly, score_labelled_positions_only
 
 
-class GroupTrainer(GRPOTrainer):
+class GroupTrainer(ConcurrentTools, Resampling, GRPOTrainer):
     def __init__(self, *args, **kwargs):
         score_labelled_positions_only()
         super().__init__(*args, **kwargs)

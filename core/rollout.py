@@ -8,18 +8,26 @@ tokenised again; `mask` says which ids of an episode the policy wrote.
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
 from core.chat import parse, prompt_ids, tool_suffix, tools_of, visible
 from core.config import Agent, UserError
 from core.decode import forward, read_prompts
+from core.tools import pool, run_calls
 from core.workflow import prompt_tools, respond
+
+PATIENCE = 0.25  # seconds that a batch waits for tools; the rows whose tools take longer are left out meanwhile
 
 
 @dataclass
 class Episode:
-    """One conversation being played; `accept` is called with every finished turn."""
+    """One conversation being played; `accept` is called with every finished turn.
+
+    An engine that plays many takes its three steps apart: `read` and `feed` use the tokenizer, `accept_message` runs
+    the tools and may be called in a thread.
+    """
 
     row: dict
     env: Any
@@ -54,11 +62,18 @@ class Episode:
 
     def accept(self, ids: list[int]) -> list[int] | None:
         """Take the ids of one turn; return the tool results' ids to feed next, or None when the episode is over."""
+        return self.feed(self.accept_message(self.read(ids)))
+
+    def read(self, ids: list[int]) -> dict:
+        """Take the ids of one turn; the assistant message in them."""
         message = parse(self.tokenizer, ids, self.prompt_ids + self.completion_ids, self.tools)
         self.completion_ids += ids
         self.mask += [1] * len(ids)
         self.truncated = not ids or ids[-1] != self.tokenizer.eos_token_id
-        results = self.accept_message(message)
+        return message
+
+    def feed(self, results: list[dict]) -> list[int] | None:
+        """The ids of the tool results, or None when there are none or no room for them: the episode is over."""
         if not results:
             return None
         suffix = tool_suffix(self.tokenizer, results)
@@ -83,7 +98,8 @@ class Episode:
         self.turns += 1
         if not calls or self.turns > self.agent.max_turns:
             return []
-        results = [_run_tool(self.env, call) for call in calls]
+        done = run_calls(tools_of(self.env), calls, time.monotonic() + 2 * self.agent.timeout)
+        results = [{"role": "tool", "name": name, "content": _told(result)} for name, _, result in done]
         for result in results:
             self._append(result)
         return results
@@ -94,24 +110,23 @@ class Episode:
             self.on_message(message)
 
 
-def _run_tool(env, call: dict) -> dict:
-    """The tool message of one call. What a model can get wrong becomes text for the model, as in TRL's loop."""
-    name = call["function"]["name"]
-    tools = tools_of(env)
-    try:
-        if name not in tools:
-            raise ValueError(f"Tool {name} not found.")
-        content = str(tools[name](**call["function"]["arguments"]))
-    except (TypeError, ValueError) as error:
-        content = str({"error": str(error)})
-    return {"role": "tool", "name": name, "content": content}
+def accept_all(episodes: list[Episode], turns: list[list[int]]) -> list[list[int] | None]:
+    """`accept` for one turn of each episode, with their tools side by side."""
+    running = [pool().submit(e.accept_message, e.read(ids)) for e, ids in zip(episodes, turns, strict=True)]
+    return [e.feed(future.result()) for e, future in zip(episodes, running, strict=True)]
+
+
+def _told(result) -> str:
+    """A tool's result as the model reads it; what went wrong in TRL's words."""
+    return str({"error": str(result)} if isinstance(result, Exception) else result)
 
 
 class TransformersEngine:
     """Plays episodes with a transformers model, token by token, in batches that share one KV cache.
 
     Rows of a batch may be in different turns: a row whose turn has ended is fed its tool result from a queue while the
-    others go on writing, so nothing is ever prefilled twice and a slow dialogue delays nobody. Finished rows leave.
+    others go on writing, so nothing is ever prefilled twice and a slow dialogue delays nobody. Finished rows leave. The
+    tools of a step run side by side; a row that waits for a slow one is fed masked padding while the others write.
     """
 
     def __init__(self, model, tokenizer, batch_size: int = 16, temperature: float = 0.0, seed: int = 0):
@@ -132,37 +147,50 @@ class TransformersEngine:
     def _play_batch(self, batch: list[Episode]) -> None:
         import torch
 
-        eos, device = self.tokenizer.eos_token_id, self.model.device
+        eos, pad, device = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, self.model.device
         active, queues, written = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch]
-        streams = [stream_of(self.seed, e) for e in batch]
+        streams, idle = [stream_of(self.seed, e) for e in batch], random.Random()
+        waiting: dict[int, Future] = {}  # rows whose tools run
         with torch.no_grad():
-            logits, mask, cache = read_prompts(self.model, [e.prompt_ids for e in batch], self.tokenizer.pad_token_id)
+            logits, mask, cache = read_prompts(self.model, [e.prompt_ids for e in batch], pad)
             while True:
-                sampled, alive = draw(logits, self.temperature, [streams[i] for i in active]).tolist(), []
+                writing = {i for i in active if not queues[i] and i not in waiting}
+                own = [streams[i] if i in writing else idle for i in active]  # a row draws for what it writes only
+                sampled, fresh, over = draw(logits, self.temperature, own).tolist(), [], set()
                 for slot, i in enumerate(active):
-                    if not queues[i]:
-                        token = sampled[slot]
-                        written[i].append(token)
-                        if token == eos or len(written[i]) >= batch[i].budget:
-                            suffix = batch[i].accept(written[i])
-                            written[i] = []
-                            if suffix is None:
-                                continue
-                            queues[i] = list(suffix)
-                        queues[i].insert(0, token)
-                    alive.append(slot)
-                if not alive:
-                    return
-                if len(alive) < len(active):
+                    if i in writing:
+                        written[i].append(sampled[slot])
+                        if sampled[slot] == eos or len(written[i]) >= batch[i].budget:
+                            waiting[i] = pool().submit(batch[i].accept_message, batch[i].read(written[i]))
+                            fresh.append(waiting[i])
+                        else:
+                            queues[i] = [sampled[slot]]
+                wait(fresh, PATIENCE)
+                if len(waiting) == len(active):
+                    wait(waiting.values(), return_when=FIRST_COMPLETED)
+                for i in [i for i, future in waiting.items() if future.done()]:
+                    suffix = batch[i].feed(waiting.pop(i).result())
+                    if suffix is None:
+                        over.add(i)
+                    else:
+                        queues[i] = [written[i][-1], *suffix]
+                    written[i] = []
+                if over:
+                    alive = [slot for slot, i in enumerate(active) if i not in over]
+                    if not alive:
+                        return
                     active = [active[slot] for slot in alive]
                     keep = torch.tensor(alive, device=device)
                     cache.batch_select_indices(keep)
-                    mask = mask[keep]
-                step = min(len(queues[i]) for i in active)  # more than one token when all rows have some to read
-                ids = torch.tensor([queues[i][:step] for i in active], device=device)
+                    logits, mask = logits[keep], mask[keep]
+                if len(waiting) == len(active):
+                    continue
+                step = min(len(queues[i]) for i in active if queues[i])  # several, where all rows have some to read
+                ids = torch.tensor([queues[i][:step] or [pad] * step for i in active], device=device)
+                fed = torch.tensor([[int(i not in waiting)] * step for i in active], device=device)
                 for i in active:
                     del queues[i][:step]
-                mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
+                mask = torch.cat([mask, fed], dim=1)
                 logits = forward(self.model, ids, mask, cache)
 
 

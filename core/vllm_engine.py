@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from core.rollout import Episode, stream_of
+from core.rollout import Episode, accept_all, stream_of
 
 CHUNK = 512  # episodes between two progress lines; an interrupted evaluation loses at most one chunk
 
@@ -58,9 +58,8 @@ class VLLMEngine:
             )
             for e in active
         ]
-        left = []
+        turns = []
         for e, prompt, out in zip(active, prompts, self.llm.generate(prompts, params, use_tqdm=False), strict=True):
             assert list(out.prompt_token_ids) == prompt["prompt_token_ids"], f"vLLM changed the ids of {e.row['id']}"
-            if e.accept(list(out.outputs[0].token_ids)) is not None:
-                left.append(e)
-        return left
+            turns.append(list(out.outputs[0].token_ids))
+        return [e for e, suffix in zip(active, accept_all(active, turns), strict=True) if suffix is not None]

@@ -142,7 +142,7 @@ class _Desk:
 
 def _rollout(agent, prompts: list, trainer) -> dict:
     """Play a batch turn by turn with the trainer's own engine."""
-    from core.rollout import Episode
+    from core.rollout import Episode, accept_all
 
     episodes = [Episode(desk.row, desk.env, trainer.processing_class, agent) for desk in trainer.environments]
     logprobs: list[list[float]] = [[] for _ in episodes]
@@ -151,15 +151,14 @@ def _rollout(agent, prompts: list, trainer) -> dict:
     while active:
         contexts = [episodes[i].prompt_ids + episodes[i].completion_ids for i in active]
         turns, scores = trainer._generate_single_turn(contexts, None, {}, group)  # the call of TRL's own tool loop
-        group, still = 1, []  # after the first turn each episode has a history of its own
-        for k, i in enumerate(active):
-            ids = turns[k][: episodes[i].budget]
-            if episodes[i].accept(ids):
-                still.append(i)
-            if scores is not None:
+        group = 1  # after the first turn each episode has a history of its own
+        turns = [ids[: episodes[i].budget] for i, ids in zip(active, turns, strict=True)]
+        going_on = accept_all([episodes[i] for i in active], turns)
+        if scores is not None:
+            for i, ids, score in zip(active, turns, scores, strict=True):
                 read = len(episodes[i].completion_ids) - len(logprobs[i]) - len(ids)
-                logprobs[i] += scores[k][: len(ids)] + [0.0] * read
-        active = still
+                logprobs[i] += score[: len(ids)] + [0.0] * read
+        active = [i for i, suffix in zip(active, going_on, strict=True) if suffix]
     return {
         "prompt_ids": [e.prompt_ids for e in episodes],
         "completion_ids": [e.completion_ids for e in episodes],

@@ -48,8 +48,10 @@ def score(row: dict, completion: list[dict]) -> dict[str, float | None]:
     return score_batch([row], [completion])[0]
 
 
-def score_batch(rows: list[dict], completions: list[list[dict]]) -> list[dict[str, float | None]]:
-    """One dict an episode, in order; rows of different environments may be mixed."""
+def score_batch(
+    rows: list[dict], completions: list[list[dict]], only: set[str] | None = None
+) -> list[dict[str, float | None]]:
+    """One dict an episode, in order; rows of different environments may be mixed. only: these rewards, by name."""
     out: list[dict[str, float | None]] = [{} for _ in rows]
     for environment, functions in BY_ENVIRONMENT.items():
         places = [i for i, row in enumerate(rows) if row["environment"] == environment]
@@ -58,13 +60,23 @@ def score_batch(rows: list[dict], completions: list[list[dict]]) -> list[dict[st
         # columns that only some tasks have are None elsewhere, as in a TRL batch
         names = {name for i in places for name in rows[i]} - {"completions"}
         columns = {name: [rows[i].get(name) for i in places] for name in names}
-        for function in functions:
+        for function in (f for f in functions if only is None or f.__name__ in only):
             values = function(completions=[completions[i] for i in places], **columns)
             for i, value in zip(places, values, strict=True):
                 out[i][function.__name__] = value
     if unknown := {row["environment"] for row in rows} - set(BY_ENVIRONMENT):
         raise ValueError(f"environment {', '.join(sorted(unknown))}: known are {', '.join(BY_ENVIRONMENT)}")
     return out
+
+
+def main_scores(rows: list[dict], completions: list[list[dict]], weights: dict[str, float]) -> list[float | None]:
+    """The heaviest of `weights` in each row's environment: what training takes for right."""
+    main = {
+        environment: max((f.__name__ for f in functions), key=lambda name: weights.get(name, 0.0))
+        for environment, functions in BY_ENVIRONMENT.items()
+    }
+    scores = score_batch(rows, completions, only=set(main.values()))
+    return [score[main[row["environment"]]] for row, score in zip(rows, scores, strict=True)]
 
 
 def total(scores: dict[str, float | None], environment: str) -> float:
