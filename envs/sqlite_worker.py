@@ -67,8 +67,8 @@ class Worker:
         self.until = time.monotonic() + timeout * 1.2 + 1.0 if timeout else float("inf")
 
     def receive(self) -> Any:
-        descriptor = self.process.stdout.fileno()
         try:
+            descriptor = self.process.stdout.fileno()
             while self.until < float("inf"):
                 if select.select([descriptor], [], [], max(0.0, self.until - time.monotonic()))[0]:
                     break
@@ -77,7 +77,7 @@ class Worker:
                     raise WorkerDied(True, None)
             (size,) = HEADER.unpack(_read(descriptor, HEADER.size))
             return pickle.loads(_read(descriptor, size))
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):  # ValueError: killed by us, its pipes are closed
             raise self.dead() from None
 
     def call(self, function: str, arguments: tuple, timeout: float) -> Any:

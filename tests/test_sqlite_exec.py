@@ -373,3 +373,10 @@ def test_limits_are_monotonic(db, low, more):
     assert narrow.truncated == (low < 50)
     small, large = (run_query(db, sql, max_bytes=400 + 40 * n) for n in (low, low + more))
     assert large.rows[: len(small.rows)] == small.rows
+
+
+def test_a_worker_that_was_killed_is_dead_to_whoever_listens():
+    worker = sqlite_worker.Worker()
+    worker.kill()
+    with pytest.raises(sqlite_worker.WorkerDied):
+        worker.receive()
