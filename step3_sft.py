@@ -21,10 +21,11 @@ def main():
     import shutil
 
     from core.artifacts import read_jsonl
+    from core.ranks import check_sharded, on_main
 
     started, folder = time.time(), recipe.run_dir / "sft"
     if args.restart:
-        shutil.rmtree(folder, ignore_errors=True)
+        on_main(shutil.rmtree)(folder, ignore_errors=True)
     files = [recipe.data_dir / "sft_train.jsonl", recipe.data_dir / "sft_val.jsonl"]
     make = f"python step2_prepare_data.py --config {args.config}"
     train, val = (read_jsonl(file, make) for file in files)
@@ -40,6 +41,7 @@ def main():
     training.quiet()
     if training.is_finished(folder, recipe):
         return
+    check_sharded(recipe.sft.load_in_4bit)
     source = model_source(recipe.model)
     tokenizer = load_tokenizer(source)
     tools = {name: prompt_tools(recipe.agent, make()) for name, make in ENVIRONMENTS.items()}

