@@ -8,7 +8,6 @@ them; the loop then only collects results. Environments must bear being used in 
 import functools
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
 from typing import Any
 
 THREADS = 128  # they wait for worker processes and cost next to nothing
@@ -47,7 +46,7 @@ def collect(future: Future, calls: list[dict], until: float) -> list[tuple[str, 
     """The results of `run_calls`, or errors for all its calls once the deadline has passed (the thread is left alone)."""
     try:
         return future.result(max(0.0, until - time.monotonic()))
-    except Late:
+    except TimeoutError:
         return [(call["function"]["name"], call["function"]["arguments"], late()) for call in calls]
 
 

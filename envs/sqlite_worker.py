@@ -28,6 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_WORKERS = max(4, (os.cpu_count() or 1) + 2)
+MOST_WORKERS = 8 * MAX_WORKERS  # while all the others sit on slow requests
+HASTE = 0.5  # seconds without a free worker that show it
 GRACE = 1.03  # the alarm rings at timeout * GRACE + 0.02 s; the proper message comes at timeout
 HEADER = struct.Struct("<I")
 MARK = struct.Struct("<q")
@@ -149,9 +151,10 @@ def borrow(count: int, patience: float) -> Iterator[list[Worker]]:
     """Between one and `count` workers for this thread, none if all are busy for `patience` seconds."""
     global _lent
     with _changed:
-        if not _changed.wait_for(lambda: _lent < MAX_WORKERS, patience):
-            count = 0
-        count = min(count, MAX_WORKERS - _lent)
+        if _changed.wait_for(lambda: _lent < MAX_WORKERS, min(HASTE, patience)):
+            count = min(count, MAX_WORKERS - _lent)
+        else:  # slow queries must not hold up quick ones
+            count = int(_changed.wait_for(lambda: _lent < MOST_WORKERS, max(0.0, patience - HASTE)))
         _lent += count
         workers = [_idle.pop() if _idle else None for _ in range(count)]
     try:
@@ -165,8 +168,12 @@ def borrow(count: int, patience: float) -> Iterator[list[Worker]]:
     finally:
         with _changed:
             _lent -= count
-            _idle.extend(worker for worker in workers if worker is not None and worker.alive())
+            alive = [worker for worker in workers if worker is not None and worker.alive()]
+            room = max(0, MAX_WORKERS - len(_idle))
+            _idle.extend(alive[:room])
             _changed.notify_all()
+        for worker in alive[room:]:
+            worker.kill()
 
 
 def stop_workers() -> None:

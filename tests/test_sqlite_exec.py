@@ -354,6 +354,19 @@ def test_a_worker_ends_with_its_parent():
     pytest.fail("the worker outlived its parent")
 
 
+def test_endless_queries_in_all_workers_hold_up_no_quick_one(db):
+    endless = FOREVER + "SELECT count(*) FROM r"
+    count = 2 * sqlite_worker.MAX_WORKERS
+    with ThreadPoolExecutor(count + 4) as pool:
+        slow = [pool.submit(run_query, db, endless, timeout=6.0) for _ in range(count)]
+        time.sleep(0.2)
+        quick = [pool.submit(run_query, db, "SELECT 1", timeout=5.0) for _ in range(4)]
+        assert [f.result().rows for f in quick] == [[(1,)]] * 4
+        assert not any(f.done() for f in slow)
+        assert all(isinstance(f.exception(), QueryError) and f.exception().kind == "timeout" for f in slow)
+    assert len(sqlite_worker._idle) <= sqlite_worker.MAX_WORKERS and sqlite_worker._lent == 0
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=60) | st.text("SELECTFROM*personaWHERE();'\"-/[]`%=,0 1\n", max_size=80))
 def test_any_text_gives_rows_or_a_query_error(db, text):

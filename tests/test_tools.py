@@ -2,6 +2,9 @@
 
 import threading
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from core.tools import ConcurrentTools, pool, run_calls
 
@@ -118,3 +121,64 @@ def test_what_is_late_is_not_started():
     env = Env()
     results = run_calls({"look": env.look}, [call("look", {"query": "q"})], time.monotonic() - 1)
     assert isinstance(results[0][2], TimeoutError) and not env.asked
+
+
+class Talk:
+    """An episode of three turns as an engine sees it: its tool answers with three tokens."""
+
+    def __init__(self, number, wait=lambda: None, over=lambda: None):
+        self.row, self.sample, self.turns, self.wait, self.over = {"id": f"e{number}"}, 0, 0, wait, over
+        self.prompt_ids, self.completion_ids, self.seconds = [5, 6, 7, number + 10], [], 0.0
+
+    @property
+    def budget(self):
+        return 60 - len(self.completion_ids)
+
+    def read(self, ids):
+        self.completion_ids += ids
+        self.turns += 1
+        return {}
+
+    def accept_message(self, message):
+        if self.turns == 1:
+            self.wait()
+        return [] if self.turns == 3 else ["result"]
+
+    def feed(self, results):
+        suffix = [20 + self.turns, 21, 22]
+        if not results or self.budget <= len(suffix):
+            self.over()
+            return None
+        self.completion_ids += suffix
+        return suffix
+
+
+@pytest.mark.slow
+def test_an_engine_plays_on_while_one_row_waits_and_writes_the_same():
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from core.rollout import TransformersEngine
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=30, num_key_value_heads=2, max_position_embeddings=256, **sizes))
+    tokenizer = SimpleNamespace(eos_token_id=1, pad_token_id=0)
+
+    def engine():
+        return TransformersEngine(model, tokenizer, batch_size=6, temperature=1.0, seed=3)
+
+    smooth = [Talk(i) for i in range(6)]
+    list(engine().play(smooth))
+    others, done = threading.Semaphore(0), threading.Event()
+
+    def wait_for_the_others():
+        for _ in range(5):
+            assert others.acquire(timeout=60), "the slow tool held up the other episodes"
+        done.set()
+
+    held_up = [Talk(i, wait_for_the_others if i == 2 else lambda: None, others.release) for i in range(6)]
+    list(engine().play(held_up))
+    assert done.is_set() and [t.turns for t in held_up] == [t.turns for t in smooth]
+    assert [t.completion_ids for t in held_up] == [t.completion_ids for t in smooth]
+    assert len({tuple(t.completion_ids) for t in smooth}) == 6 and max(t.turns for t in smooth) == 3
