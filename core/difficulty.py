@@ -32,11 +32,7 @@ def rated_prompts(
     say: Callable[[str], None] = print,
 ) -> tuple[list[dict], dict]:
     """The prompts that GRPO should see, in order, rated by the model of `source`; and the counts."""
-    path, samples, first = (
-        recipe.data_dir / "difficulty.jsonl",
-        recipe.grpo.rate_difficulty,
-        not arguments.process_index,
-    )
+    path, samples = recipe.data_dir / "difficulty.jsonl", recipe.grpo.rate_difficulty
     key = rating_key(recipe, source, arguments.temperature)
     tokenizer, engine = open_source(recipe, source, "auto")
 
@@ -54,7 +50,7 @@ def rated_prompts(
     batch = a.generation_batch_size // a.num_generations
     kept, counts = select(rows, max(batch, round(LEAST * len(rows))))
     used = a.max_steps * a.gradient_accumulation_steps * batch // (a.steps_per_generation * a.num_iterations)
-    if first:
+    if part[0] == 0:
         spare = counts["kept all the same"]
         say(
             f"difficulty: of {len(rows)} prompts, {samples} samples each, {counts['always solved']} are always and "
@@ -88,7 +84,7 @@ def rate(
     for batch in play([make_episode(row, n) for row in todo.values() for n in range(samples)]) if todo else ():
         for episode, value in zip(batch, judge([e.row for e in batch], [e.completion for e in batch]), strict=True):
             found[episode.row["id"]].append(value)
-            tokens[episode.row["id"]] += episode.tokens
+            tokens[episode.row["id"]] += episode.tokens or 0
         lines = []
         for name in dict.fromkeys(episode.row["id"] for episode in batch):
             if len(found[name]) == samples:
