@@ -1,33 +1,46 @@
-"""Step 6: export the winner for other programs.
+"""Step 6: export a stage for other programs, each file speaking as it was trained.
 
-Reads   checkpoints/<run>/{sft,grpo}/merged, checkpoints/<run>/eval/summary.json (which stage is best)
-Writes  checkpoints/<run>/export/hf/   a folder that plain transformers and vLLM load
+Reads   checkpoints/<run>/{sft,grpo} or any checkpoint folder, checkpoints/<run>/eval/summary.json (which stage is best)
+Writes  checkpoints/<run>/export/   (--output DIR), finished files are kept:
+          hf/          safetensors that plain transformers and vLLM load, with template and model card
+          gguf/        one file a quantisation, for llama.cpp and Ollama
+          ollama/      Modelfile and GGUF
+          adapter/     LoRA of all stages together, on the recipe's base
+          manifest.json  what it was made from, sha256 of every file
 
     python step6_export.py --config recipes/demo.yaml
-    python step6_export.py --config R --export.stage sft
+    python step6_export.py --config R --formats hf gguf-q8_0 gguf-q4_k_m ollama
+    python step6_export.py --config R --export.stage grpo/checkpoint-8 --output exports/step-8
 """
 
-import time
+from pathlib import Path
 
-from core.config import load_recipe_args, run_step
+from core.config import FORMATS, load_recipe_args, run_step
 
 
 def add_arguments(parser):
-    parser.add_argument("--formats", nargs="+", choices=["hf"], help="default: the recipe's export.formats")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, help="default: the recipe's export.formats")
+    parser.add_argument("--output", type=Path, help="folder to write to (default checkpoints/<run>/export)")
+    parser.add_argument(
+        "--push_to_hub", metavar="REPO", help="afterwards upload to this private repository, e.g. me/model"
+    )
 
 
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
     from core import export
 
-    started, folder = time.time(), recipe.run_dir / "export"
+    if args.push_to_hub:
+        export.check_hub(args.push_to_hub)
     stage = export.chosen_stage(recipe, recipe.export.stage)
     print(f"exporting stage '{stage}'")
-    target = export.export_hf(recipe, stage, folder / "hf")
-    size = sum(f.stat().st_size for f in target.iterdir()) / 1e6
-    print(f"wrote {target} ({size:.0f} MB) in {time.time() - started:.0f} s")
-    print(f"talk to it:  python chat.py --config {args.config} --stage {target}")
-    print(f"serve it:    vllm serve {target} --enable-auto-tool-choice --tool-call-parser hermes")
+    paths = export.export(
+        recipe, stage, args.formats or recipe.export.formats, args.output or recipe.run_dir / "export"
+    )
+    for line in export.how_to_use(args.config, paths):
+        print(line)
+    if args.push_to_hub:
+        export.push(args.push_to_hub, paths)
 
 
 if __name__ == "__main__":

@@ -102,10 +102,13 @@ class Eval:
     temperature: float = 0.0  # 0 = greedy
 
 
+FORMATS = ("hf", "gguf-f32", "gguf-f16", "gguf-q8_0", "gguf-q4_k_m", "ollama", "adapter", "gguf-lora")
+
+
 @dataclass
 class Export:
     stage: str = "best"  # base, sft, grpo, or best = highest accuracy in the last evaluation
-    formats: list[str] = field(default_factory=lambda: ["hf"])
+    formats: list[str] = field(default_factory=lambda: ["hf"])  # of FORMATS
 
 
 @dataclass
@@ -381,6 +384,9 @@ def _check_recipe(recipe: Recipe, path: Path) -> None:
         )
     if recipe.agent.workflow:
         _check_workflow(recipe.agent.workflow, path)
+    for name in recipe.export.formats:
+        if name not in FORMATS:
+            raise RecipeError(f"{path}: export.formats names '{name}'.{_nearest(name, FORMATS)}")
     grpo = recipe.grpo.config
     generations = grpo.get("num_generations", 8)  # TRL's default
     batch = grpo.get("generation_batch_size") or grpo.get("per_device_train_batch_size", 8) * grpo.get(

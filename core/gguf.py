@@ -29,7 +29,7 @@ KINDS = {
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
     "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
 }
-BLOCK = 8 << 20  # values that are in memory as float32 at a time
+BLOCK = 2 << 20  # values that are in memory as numbers at a time
 
 # How text is cut before the merges. llama.cpp knows these cuts by name; ours are told from tokenizer.json.
 CUTS = {
@@ -60,6 +60,7 @@ class Plan:
     folder: Path
     kind: str
     config: object
+    architecture: gguf.MODEL_ARCH
     tensors: list[Tensor]
 
     @property
@@ -72,7 +73,7 @@ def convert(hf_folder: Path, target: Path, kind: str) -> Path:
     """Write `target` (f32, f16, q8_0 or q4_k_m) from a folder with config, tokenizer, template and safetensors."""
     todo = plan(hf_folder, kind)
     with atomic_file(target, "wb") as out:
-        writer = gguf.GGUFWriter(out.name, gguf.MODEL_ARCH_NAMES[_architecture(todo.config)])
+        writer = gguf.GGUFWriter(out.name, gguf.MODEL_ARCH_NAMES[todo.architecture])
         writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(Path(target).stem)
         writer.add_file_type(KINDS[kind])
@@ -98,7 +99,6 @@ def convert(hf_folder: Path, target: Path, kind: str) -> Path:
 def plan(hf_folder: Path, kind: str) -> Plan:
     """What the file will hold, from headers alone; UserError if the folder cannot become that kind of GGUF."""
     import torch
-    from safetensors import SafetensorError, safe_open
     from transformers import AutoConfig, AutoModelForCausalLM
 
     folder = Path(hf_folder)
@@ -112,12 +112,7 @@ def plan(hf_folder: Path, kind: str) -> Plan:
         expected.pop("lm_head.weight")
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     tensors = []
-    for shard in weight_files(folder):
-        try:
-            with safe_open(shard, "pt") as weights:
-                shapes = {n: weights.get_slice(n).get_shape() for n in weights.keys()}
-        except SafetensorError as error:
-            raise UserError(f"{shard} is not whole ({error}): make it again") from error
+    for shard, shapes in tensor_shapes(folder).items():
         for source, shape in shapes.items():
             if source == "lm_head.weight" and config.tie_word_embeddings:
                 continue
@@ -128,11 +123,25 @@ def plan(hf_folder: Path, kind: str) -> Plan:
                 )
             name = names.get_name(source, try_suffixes=(".weight", ".bias"))
             kept = type_of(name, shape, kind, config.num_hidden_layers, config.tie_word_embeddings)
-            turned = architecture == gguf.MODEL_ARCH.LLAMA and (".q_proj." in source or ".k_proj." in source)
-            tensors.append(Tensor(shard, source, name, shape, kept, _head_size(config) if turned else 0))
+            halves = architecture == gguf.MODEL_ARCH.LLAMA and (".q_proj." in source or ".k_proj." in source)
+            tensors.append(Tensor(shard, source, name, shape, kept, _head_size(config) if halves else 0))
     if expected:
         raise UserError(f"{folder}: {len(expected)} tensors are missing, the first is {next(iter(expected))}")
-    return Plan(folder, kind, config, tensors)
+    return Plan(folder, kind, config, architecture, tensors)
+
+
+def tensor_shapes(folder: Path, file: str = "") -> dict[Path, dict[str, list[int]]]:
+    """Shape by tensor name, for each shard of a model (or for one `file`); a shard that was cut short is a UserError."""
+    from safetensors import SafetensorError, safe_open
+
+    found = {}
+    for shard in [folder / file] if file else weight_files(folder):
+        try:
+            with safe_open(shard, "pt") as weights:
+                found[shard] = {name: weights.get_slice(name).get_shape() for name in weights.keys()}
+        except SafetensorError as error:
+            raise UserError(f"{shard} is not whole ({error}): make it again, or choose another checkpoint") from error
+    return found
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -296,9 +305,7 @@ def _blocks(tensor: Tensor):
 def _encode(block, tensor: Tensor):
     import torch
 
-    if tensor.head_rows:  # transformers turns the halves of a head against each other, llama.cpp neighbours
-        half = tensor.head_rows // 2
-        block = block.reshape(-1, 2, half, *block.shape[1:]).transpose(1, 2).reshape(block.shape)
+    block = turned(block, tensor.head_rows)
     if tensor.type == Type.F16:
         small = block.to(torch.float16)
         if not torch.isfinite(small).all():
@@ -306,3 +313,10 @@ def _encode(block, tensor: Tensor):
         return small.contiguous().numpy().data
     values = block.to(torch.float32).contiguous().numpy()
     return values.data if tensor.type == Type.F32 else quantised(values, tensor.type)
+
+
+def turned(rows, head_rows: int):
+    """Rows of q and k as llama.cpp's Llama wants them: RoPE turns neighbours there, and halves of a head in transformers."""
+    if not head_rows:
+        return rows
+    return rows.reshape(-1, 2, head_rows // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

@@ -1,7 +1,10 @@
 """GGUF files against their readers: transformers (weights, bit for bit) and llama.cpp itself (tokens, greedy text)."""
 
 import json
+import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,7 +100,7 @@ def test_transformers_reads_the_weights_back_bit_for_bit(made, tmp_path):
 class Engine:
     """llama.cpp's own server in this process, on one thread."""
 
-    def __init__(self, path):
+    def __init__(self, path, lora=None):
         import xllamacpp
 
         params = xllamacpp.CommonParams()
@@ -106,6 +109,8 @@ class Engine:
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.verbosity = 1
+        if lora:
+            params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(lora), 1.0)]
         self.server = xllamacpp.Server(params)
 
     def post(self, route: str, **body):
@@ -217,3 +222,46 @@ def test_rows_that_do_not_divide_into_blocks_are_refused(tmp_path):
         with pytest.raises(UserError, match=rf"gguf-{kind} needs rows that are a multiple of 32.*rows of 72"):
             plan(tmp_path, kind)
     assert plan(tmp_path, "f16")
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from core.gguf import convert
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+small, large, out, kind = sys.argv[1:]
+convert(Path(small), Path(out), kind)  # everything is imported and loaded once
+before = peak()
+convert(Path(large), Path(out), kind)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["f16", "q4_k_m"])
+def test_memory_holds_one_shard_whatever_the_model_s_size(tmp_path, kind):
+    """Five shards of 128 MB: what the conversion adds to the process is at most 1.2 times one of them."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    large = tmp_path / "large"
+    _, tokenizer = build(tmp_path / "small", "smollm2")
+    wide = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 5, "vocab_size": len(tokenizer)}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**wide, tie_word_embeddings=True), dtype=torch.bfloat16)
+    for weight in model.to_empty(device="cpu").state_dict().values():
+        weight.fill_(0.01)
+    model.save_pretrained(large, max_shard_size="140MB")
+    tokenizer.save_pretrained(large)
+    shards = [f.stat().st_size / 2**20 for f in large.glob("*.safetensors")]
+    assert len(shards) >= 5
+    words = [sys.executable, "-c", MEASURED, tmp_path / "small", large, tmp_path / "m.gguf", kind]
+    done = subprocess.run(words, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    added = float(done.stdout.split()[-1])
+    print(
+        f"{kind}: {added:.0f} MB added, {len(shards)} shards, the largest {max(shards):.0f} MB, {sum(shards):.0f} in all"
+    )
+    assert added <= 1.2 * max(shards)
