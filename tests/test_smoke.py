@@ -34,6 +34,15 @@ def step(home: Path, script: str, *words: str, code: int = 0) -> str:
     return run(script, "--config", "recipes/ci.yaml", *folders, *words, code=code)
 
 
+def same_weights(exported: Path, folder: Path, gguf: str) -> None:
+    """transformers reads the same model out of the GGUF, but for the rounding to 8 bits."""
+    from transformers import AutoModelForCausalLM
+
+    quantised = AutoModelForCausalLM.from_pretrained(folder, gguf_file=gguf).state_dict()
+    for name, weight in AutoModelForCausalLM.from_pretrained(exported).state_dict().items():
+        assert (quantised[name] - weight).abs().max() <= weight.abs().max() / 200, name
+
+
 @pytest.mark.slow
 def test_six_steps(home):
     run_dir = home / "ck" / "ci"
@@ -67,9 +76,11 @@ def test_six_steps(home):
     )
     assert "4 of them played already" in step(home, "step5_eval.py")
 
-    out = step(home, "step6_export.py")
+    out = step(home, "step6_export.py", "--formats", "hf", "gguf-q8_0", "ollama")
     exported = run_dir / "export" / "hf"
     assert "generation %}" not in (exported / "chat_template.jinja").read_text()
+    same_weights(exported, run_dir / "export" / "gguf", "ci-q8_0.gguf")
+    assert "FROM ./ci-q8_0.gguf" in (run_dir / "export" / "ollama" / "Modelfile").read_text()
     out = step(home, "chat.py", "--stage", str(exported), "--task", "mini_math", "--question", "What is 3 * 4?")
     assert "error" not in out.lower()
 
