@@ -168,7 +168,9 @@ def test_an_adapter_of_another_base(broken, tmp_path):
     edit(point / "adapter_config.json", base_model_name_or_path=str(tmp_path / "wider"))
     refused(broken, "sft/checkpoint-4", ["hf"], "was trained on .*wider, and model: in this recipe is")
     broken.model = str(tmp_path / "wider")
-    refused(broken, "sft/checkpoint-4", ["hf"], r"does not fit .*wider: .* is \[\d, 64\], .* of the base is \[\d+, 96\]")
+    refused(
+        broken, "sft/checkpoint-4", ["hf"], r"does not fit .*wider: .* is \[\d, 64\], .* of the base is \[\d+, 96\]"
+    )
 
 
 def test_an_unfinished_stage_or_checkpoint(broken):
