@@ -39,11 +39,7 @@ EQUATION = re.compile(  # a sum in plain numbers, "=", its result; nothing algeb
     rf"(?<![\w.)%*/+×-])({TERM}(?:\s*[-+*/×÷–−]\s*{TERM})+)\s*=\s*({TERM})(?![\w%*/+×(]|\s*[-*/+×–−=]|[.,]\d)"
 )
 SIGNS = str.maketrans("×÷–−", "*/--")
-LEVELS = (
-    (2, "easy"),
-    (3, "medium"),
-    (5, "hard"),
-)  # up to so many steps; "extra" beyond
+LEVELS = {2: "easy", 3: "medium", 5: "hard"}  # up to so many steps; "extra" beyond
 
 
 @dataclass
@@ -61,6 +57,7 @@ def load(
     limit: int | None = None,
     hub_id: str | None = None,
     name: str = "gsm8k",
+    levels: dict[int, str] = LEVELS,
 ) -> Iterator[dict | Rejected]:
     """Rows of a split in file order; `limit` draws that many by `seed`; `hub_id`: a hub data set (or local folder)."""
     raw = _hub_rows(split, hub_id) if hub_id else _file_rows(split, root)
@@ -69,7 +66,7 @@ def load(
         raw = [raw[i] for i in sorted(random.Random(seed).sample(range(len(raw)), limit))]
     prefix = f"{name}-{'train' if split == 'train' else 'test'}"
     for i, item in raw:
-        yield _row(f"{prefix}-{i}", item["question"], item["answer"], name)
+        yield _row(f"{prefix}-{i}", item["question"], item["answer"], name, levels)
 
 
 def _hub_rows(split: str, hub_id: str) -> list[dict]:
@@ -99,7 +96,7 @@ def _file_rows(split: str, root: str) -> list[dict]:
     return rows
 
 
-def _row(id_: str, question: str, answer: str, name: str) -> dict | Rejected:
+def _row(id_: str, question: str, answer: str, name: str, levels: dict[int, str]) -> dict | Rejected:
     raw = {"id": id_, "question": question, "answer": answer}
     solution, mark, final = answer.rpartition("####")
     final = final.strip().replace(",", "").lstrip("$")
@@ -118,7 +115,7 @@ def _row(id_: str, question: str, answer: str, name: str) -> dict | Rejected:
         "gold": final,
         "db_id": "",
         "db_path": "",
-        "hardness": next((level for most, level in LEVELS if steps <= most), "extra"),
+        "hardness": next((level for most, level in levels.items() if steps <= most), "extra"),
         "difficulty": min((steps - 1) / 7, 1.0),
         "facts": [],
         "solution": solution.strip(),  # for the trajectory only: prepare() drops it

@@ -14,4 +14,9 @@ from tasks.gsm8k import GSM8K
 from tasks.spider import SPIDER
 
 MINI_SQL = replace(SPIDER, name="mini_sql", load=partial(SPIDER.load, name="mini_sql"), source=mini_sql.build)
-MINI_MATH = replace(GSM8K, name="mini_math", load=partial(GSM8K.load, name="mini_math"), source=mini_math.build)
+MINI_MATH = replace(
+    GSM8K,
+    name="mini_math",
+    load=partial(GSM8K.load, name="mini_math", levels={1: "easy", 2: "medium", 3: "hard"}),  # by steps
+    source=mini_math.build,
+)

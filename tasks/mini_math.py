@@ -19,7 +19,7 @@ from tasks.mini_stories import STORIES, Story
 from tasks.mini_words import spin_words
 
 ROOT = "data/raw/mini_math"
-SIZES = {"train": 1200, "eval": 240}
+SIZES = {"train": 1200, "eval": 300}
 SOURCES = ("mini_math.py", "mini_stories.py", "mini_words.py")
 HELD_OUT_SHARE = 0.12
 NAMES = {  # she, he
