@@ -1,0 +1,55 @@
+"""SIGKILL at any moment, the same command again: the run goes on and ends with the weights of an undisturbed one."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KILLS = 10  # for each of the two stages
+
+
+def run(*words: str) -> str:
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, f"{words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    from tests.tiny_model import build_tiny_model
+
+    home = tmp_path_factory.mktemp("resume")
+    build_tiny_model(home / "tiny", home / "data" / "raw")
+    run("step2_prepare_data.py", *arguments(home, "calm"))
+    return home
+
+
+def arguments(home: Path, name: str) -> list[str]:
+    folders = ["--model", str(home / "tiny"), "--data_root", str(home / "data"), "--checkpoint_root", str(home / name)]
+    return ["--config", "recipes/ci.yaml", *folders]
+
+
+def weights(folder: Path) -> str:
+    return hashlib.sha256((folder / "merged" / "model.safetensors").read_bytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_killed_runs_end_with_the_weights_of_an_undisturbed_one(home):
+    more = {
+        "step3_sft.py": ["--sft.save_steps", "1", "--sft.max_steps", "6"],
+        "step4_grpo.py": ["--grpo.save_steps", "1", "--grpo.max_steps", "4"],
+    }
+    for step, stage in (("step3_sft.py", "sft"), ("step4_grpo.py", "grpo")):
+        run(step, *arguments(home, "calm"), *more[step])
+        words = [*arguments(home, "killed"), *more[step]]
+        found = json.loads(run("tests/killing.py", step, str(KILLS), "7", "--", *words).splitlines()[-1])
+        assert found["killed"] == KILLS and found["inside_a_checkpoint"] >= 2 and set(found["codes"]) == {0}, found
+        assert weights(home / "killed" / "ci" / stage) == weights(home / "calm" / "ci" / stage), stage
+        kept = {c.name for c in (home / "killed" / "ci" / stage).glob("checkpoint-*")}
+        assert len(kept) <= 2, kept  # save_total_limit
