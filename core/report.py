@@ -227,8 +227,7 @@ def _message(message: dict) -> dict:
         content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
     )
     out = {"role": message["role"], "content": content}
-    if message.get("name"):
-        out["name"] = message["name"]
+    out |= {key: message[key] for key in ("name", "turn") if message.get(key)}
     if message.get("tool_calls"):
         functions = [call["function"] for call in message["tool_calls"]]
         out["calls"] = [[f["name"], f["arguments"]] for f in functions]

@@ -79,7 +79,8 @@ function messageBlock(message, last) {
     if (!body.length) body.push(el("span", { class: "empty" }, "empty message"));
   } else body.push(el("pre", {}, message.content));
   const role = message.role === "tool" ? `tool ${message.name || ""}` : message.role;
+  const turn = message.turn && message.role !== "tool" ? `, turn ${message.turn}` : "";
   const right = masked ? "masked" : last && !message.calls ? "final message" : "";
-  return el("div", { class: "message" }, el("div", { class: "role" }, el("span", {}, role), el("span", {}, right)),
+  return el("div", { class: "message" }, el("div", { class: "role" }, el("span", {}, role + turn), el("span", {}, right)),
     el("div", { class: masked ? "masked" : "own-text" }, body));
 }
