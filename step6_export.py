@@ -7,9 +7,10 @@ Writes  checkpoints/<run>/export/   (--output DIR), finished files are kept:
           ollama/      Modelfile and GGUF
           adapter/     LoRA of all stages together, on the recipe's base
           manifest.json  what it was made from, sha256 of every file
+          verify.md    with --verify: how each file spoke in its own engine
 
     python step6_export.py --config recipes/demo.yaml
-    python step6_export.py --config R --formats hf gguf-q8_0 gguf-q4_k_m ollama
+    python step6_export.py --config R --formats hf gguf-q8_0 gguf-q4_k_m ollama --verify
     python step6_export.py --config R --export.stage grpo/checkpoint-8 --output exports/step-8
 """
 
@@ -21,6 +22,10 @@ from core.config import FORMATS, load_recipe_args, run_step
 def add_arguments(parser):
     parser.add_argument("--formats", nargs="+", choices=FORMATS, help="default: the recipe's export.formats")
     parser.add_argument("--output", type=Path, help="folder to write to (default checkpoints/<run>/export)")
+    parser.add_argument(
+        "--verify", nargs="?", type=int, const=20, metavar="N",
+        help="play N questions (default 20) with the stage and every file; fails where a file speaks otherwise",
+    )  # fmt: skip
     parser.add_argument(
         "--push_to_hub", metavar="REPO", help="afterwards upload to this private repository, e.g. me/model"
     )
@@ -34,13 +39,34 @@ def main():
         export.check_hub(args.push_to_hub)
     stage = export.chosen_stage(recipe, recipe.export.stage)
     print(f"exporting stage '{stage}'")
-    paths = export.export(
-        recipe, stage, args.formats or recipe.export.formats, args.output or recipe.run_dir / "export"
-    )
+    folder = args.output or recipe.run_dir / "export"
+    paths = export.export(recipe, stage, args.formats or recipe.export.formats, folder)
+    if args.verify:
+        verify_exports(recipe, args, stage, paths, folder)
     for line in export.how_to_use(args.config, paths):
         print(line)
     if args.push_to_hub:
         export.push(args.push_to_hub, paths)
+
+
+def verify_exports(recipe, args, stage: str, paths: dict, folder: Path) -> None:
+    """The same N questions for all, spread over the evaluation rows."""
+    import rewards
+    from core.artifacts import read_jsonl
+    from core.models import stage_source
+    from core.rollout import Episode
+    from core.verify import verify
+    from envs import ENVIRONMENTS
+    from tasks.prepare import environment_limits
+
+    rows = read_jsonl(recipe.data_dir / "eval.jsonl", f"python step2_prepare_data.py --config {args.config}")
+    rows = rows[:: max(1, len(rows) // args.verify)][: args.verify]
+
+    def make_episode(row, tokenizer):
+        env = ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
+        return Episode(row, env, tokenizer, recipe.agent)
+
+    verify(recipe, stage_source(recipe, stage), paths, rows, make_episode, rewards, folder)
 
 
 if __name__ == "__main__":

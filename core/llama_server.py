@@ -18,7 +18,7 @@ from pathlib import Path
 
 from core.config import UserError, run_step
 
-INSTALL = "pip install --no-deps xllamacpp==2026.10.11549"
+INSTALL = "pip install -r requirements.txt (it names xllamacpp)"
 
 
 @dataclass(frozen=True)

@@ -321,6 +321,8 @@ def to_openai(messages: list[dict]) -> list[dict]:
             out.append({"role": "assistant", "content": message["content"], "tool_calls": calls})
         else:
             out.append({"role": message["role"], "content": message["content"]})
+        if thought := message.get("reasoning_content"):  # llama.cpp's name for it, vLLM's and Ollama's
+            out[-1] |= {"reasoning_content": thought, "reasoning": thought}
     return out
 
 
@@ -329,6 +331,8 @@ def from_openai(message) -> dict:
     import json
 
     out = {"role": "assistant", "content": message.content or ""}
+    if thought := getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None):
+        out["reasoning_content"] = thought  # part of the turn: without it the next prompt is not the one trained on
     calls = []
     for call in message.tool_calls or []:
         try:

@@ -1,36 +1,53 @@
-"""Does a server read the prompt that the model was trained on? Compared by ids where the server shows them, else by count."""
+"""Does a server read the prompt that the model was trained on?"""
 
 import os
 
 
 def compare_prompt(url: str, model: str, messages: list[dict], tools: list[dict], ids: list[int]) -> str:
-    """One line for the user. Asks /tokenize (vLLM), /apply-template (llama-server), else the count of prompt tokens."""
-    import httpx
-
-    root = url.rstrip("/").removesuffix("/v1")
-    key = os.environ.get("OPENAI_API_KEY", "none")
-    with httpx.Client(headers={"Authorization": f"Bearer {key}"}, timeout=60) as client:
-
-        def ask(path: str, body: dict) -> dict:
-            try:
-                reply = client.post(path, json=body)
-                return reply.json() if reply.status_code == 200 else {}
-            except (httpx.HTTPError, ValueError):
-                return {}
-
-        chat = {"model": model, "messages": messages} | ({"tools": tools} if tools else {})
-        found = ask(f"{root}/tokenize", chat | {"add_generation_prompt": True}).get("tokens")
-        if not found and (text := ask(f"{root}/apply-template", chat).get("prompt")):
-            found = ask(f"{root}/tokenize", {"content": text, "add_special": True, "parse_special": True}).get("tokens")
-        if found:
-            return _verdict(found, ids)
-        usage = ask(f"{url.rstrip('/')}/chat/completions", chat | {"max_tokens": 1}).get("usage") or {}
+    """One line for the user: by ids where the server shows them, else by the count of prompt tokens."""
+    found = server_ids(url, model, messages, tools)
+    if found:
+        return _verdict(found, ids)
+    with _client() as client:
+        chat = _chat(model, messages, tools) | {"max_tokens": 1}
+        usage = _ask(client, f"{url.rstrip('/')}/chat/completions", chat).get("usage") or {}
     count = usage.get("prompt_tokens")
     if count is None:
         return "prompts: the server shows neither ids nor counts of its prompts, so they are not compared with training"
     if count == len(ids):
         return f"prompts: the server counts {count} tokens, as training does (it does not show the ids)"
     return f"warning: the server makes {count} tokens of a prompt that has {len(ids)} in training: its chat template is another"
+
+
+def server_ids(url: str, model: str, messages: list[dict], tools: list[dict]) -> list[int] | None:
+    """The ids that the server makes of a prompt: from /tokenize (vLLM) or /apply-template (llama-server), else None."""
+    root, chat = url.rstrip("/").removesuffix("/v1"), _chat(model, messages, tools)
+    with _client() as client:
+        found = _ask(client, f"{root}/tokenize", chat | {"add_generation_prompt": True}).get("tokens")
+        if not found and (text := _ask(client, f"{root}/apply-template", chat).get("prompt")):
+            text = {"content": text, "add_special": True, "parse_special": True}
+            found = _ask(client, f"{root}/tokenize", text).get("tokens")
+    return found or None
+
+
+def _chat(model: str, messages: list[dict], tools: list[dict]) -> dict:
+    return {"model": model, "messages": messages} | ({"tools": tools} if tools else {})
+
+
+def _client():
+    import httpx
+
+    return httpx.Client(headers={"Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', 'none')}"}, timeout=60)
+
+
+def _ask(client, address: str, body: dict) -> dict:
+    import httpx
+
+    try:
+        reply = client.post(address, json=body)
+        return reply.json() if reply.status_code == 200 else {}
+    except (httpx.HTTPError, ValueError):
+        return {}
 
 
 def _verdict(found: list[int], ids: list[int]) -> str:

@@ -18,6 +18,18 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def speaking(tmp_path_factory) -> Path:
+    """A folder with a tiny model that knows four conversations by heart: hf/, and the same as f16.gguf."""
+    from core.gguf import convert
+    from tests.speaking_model import build_speaking_model
+
+    home = tmp_path_factory.mktemp("speaking")
+    build_speaking_model(home / "hf", home / "raw")
+    convert(home / "hf", home / "f16.gguf", "f16")
+    return home
+
+
+@pytest.fixture(scope="session")
 def shop_template(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("shop") / "shop.sqlite"
     with sqlite3.connect(path) as db:

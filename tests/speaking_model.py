@@ -8,7 +8,7 @@ def rows() -> list[dict]:
     from tasks.gsm8k import SYSTEM
 
     out = []
-    for n, (a, b) in enumerate([(12, 30), (7, 8), (90, 5), (61, 2)]):
+    for n, (a, b) in enumerate([(12, 30), (7, 8), (90, 5), (61, 22)]):
         question = f"Ann has {a} apples and buys {b} more. How many?"
         out.append(
             {
@@ -34,9 +34,10 @@ def messages(row: dict) -> list[dict]:
 
     env = CalculatorEnv()
     env.reset(**row)
-    a, b = [word for word in row["question"].split() if word.isdigit()]
+    a, b = [int(word) for word in row["question"].split() if word.isdigit()]
     value = env.calculator(f"{a} + {b}")
-    turns = [call("calculator", {"expression": f"{a} + {b}"}, "Add them."), result("calculator", value)]
+    thought = {"reasoning_content": f"First {a}, then {b}."} if a > b else {}
+    turns = [call("calculator", {"expression": f"{a} + {b}"}, "Add them.") | thought, result("calculator", value)]
     return row["prompt"] + turns + [say(f"<answer>{value}</answer>")]
 
 

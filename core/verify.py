@@ -1,0 +1,231 @@
+"""Each exported file in its own engine, on questions that the stage itself answers too.
+
+Passed is a file that is asked with the ids of training and then says what the stage says, or stays within the stage's 95 %
+interval in accuracy and in tool use (quantised weights speak a little differently). What needs an engine that is not here
+is said to be unverified.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core import llama_server
+from core.artifacts import atomic_file, write_jsonl
+from core.chat import prompt_ids
+from core.config import Recipe, UserError
+from core.episodes import records_of
+from core.evaluate import proportion
+from core.rollout import EndpointEngine, TransformersEngine, to_openai
+from core.served import server_ids
+from core.table import Table, markdown, share, show
+
+OLLAMA = "Install it from ollama.com, then: ollama serve"
+LORA = "Apply it to the base model's GGUF: llama-server --lora; the folder adapter/ holds the same and can be verified"
+
+
+@dataclass
+class Opened:
+    """A model in its engine, ready to be asked."""
+
+    name: str  # of the engine
+    engine: Any
+    tokenizer: Any  # None: the engine renders and tokenises by itself
+    ids_of: Callable[
+        [list[dict], list[dict]], list[int] | None
+    ]  # messages, tools -> the prompt's ids, if it shows them
+    load_seconds: float
+
+
+@dataclass
+class Finding:
+    name: str  # of the format; "stage" is what the others are compared with
+    engine: str = ""
+    size: int = 0  # bytes
+    load_seconds: float = 0.0
+    seconds: float = 0.0
+    records: list[dict] = field(default_factory=list)
+    prompts: list[list[int] | None] = field(default_factory=list)
+    missing: str = ""  # how to get the engine that is not here
+    problem: str = ""
+
+
+def verify(
+    recipe: Recipe,
+    source: str,  # the stage's model folder
+    files: dict[str, Path],  # format -> what was exported
+    rows: list[dict],
+    make_episode: Callable,  # row, tokenizer -> Episode
+    judge: Any,  # the package `rewards`, which core does not import
+    folder: Path,  # verify.md and verify.jsonl go there
+    say: Callable[[str], None] = print,
+) -> list[Finding]:
+    """Prints the table; a file that speaks otherwise is a UserError that shows the first episode that differs."""
+    findings = []
+    for name, path in ({"stage": Path(source)} | files).items():
+        finding = Finding(name, size=_size(path), missing=_missing(name))
+        findings.append(finding)
+        if not finding.missing:
+            say(f"  verifying {name}: {len(rows)} episodes with {path}")
+            _play(finding, _open(recipe, name, path, source), rows, make_episode, judge)
+        finding.problem = _problem(findings[0], finding)
+    _write(folder, findings)
+    for finding in findings:
+        if finding.missing:
+            say(f"not verified: {finding.name}. {finding.missing}")
+    if failed := [f for f in findings if f.problem]:
+        first = failed[0]
+        raise UserError(
+            "; ".join(f"{f.name} does not speak as the stage does: {f.problem}" for f in failed)
+            + (f"\n{first_difference(findings[0], first)}" if first.records else "")
+        )
+    return findings
+
+
+def _missing(name: str) -> str:
+    """How to get what verifying needs and is not here; empty where all is."""
+    if name == "gguf-lora":
+        return LORA
+    if name.startswith("gguf") and not llama_server.installed():
+        return llama_server.INSTALL
+    return OLLAMA if name == "ollama" and shutil.which("ollama") is None else ""
+
+
+@contextlib.contextmanager
+def _open(recipe: Recipe, name: str, path: Path, source: str) -> Iterator[Opened]:
+    began = time.perf_counter()
+    if name in ("stage", "hf", "adapter"):
+        from core.models import load_model, load_tokenizer
+
+        tokenizer = load_tokenizer(source if name == "adapter" else str(path))
+        if name == "hf":  # what the folder holds, and not what load_tokenizer puts in its place
+            from transformers import AutoTokenizer
+
+            tokenizer.chat_template = AutoTokenizer.from_pretrained(path).chat_template
+        engine = TransformersEngine(load_model(str(path)), tokenizer, recipe.eval.batch_size)
+        ids = lambda messages, tools: prompt_ids(tokenizer, messages, tools or None)  # noqa: E731
+        yield Opened("transformers", engine, tokenizer, ids, time.perf_counter() - began)
+    elif name == "ollama":
+        with _ollama(path) as (url, model):
+            yield _served("ollama", url, model, time.perf_counter() - began)
+    else:
+        num_ctx = recipe.data.max_length + recipe.agent.max_completion_length
+        with llama_server.llama_server(path, num_ctx) as server:
+            yield _served("llama.cpp", f"{server.url}/v1", path.stem, server.seconds)
+
+
+def _served(name: str, url: str, model: str, seconds: float) -> Opened:
+    ids = lambda messages, tools: server_ids(url, model, to_openai(messages), tools)  # noqa: E731
+    return Opened(name, EndpointEngine(url, model, concurrency=1), None, ids, seconds)
+
+
+@contextlib.contextmanager
+def _ollama(folder: Path) -> Iterator[tuple[str, str]]:
+    """The model in a running Ollama, under a name of its own that is gone afterwards."""
+    host = os.environ.get("OLLAMA_HOST", "127.0.0.1:11434").removeprefix("http://")
+    name = f"sixstep-verify-{os.getpid()}"
+    made = subprocess.run(["ollama", "create", name, "-f", folder / "Modelfile"], capture_output=True, text=True)
+    if made.returncode:
+        raise UserError(f"ollama create fails: {made.stderr.strip()[-300:]}. Is it running? ollama serve")
+    try:
+        yield f"http://{host}/v1", name
+    finally:
+        subprocess.run(["ollama", "rm", name], capture_output=True)
+
+
+def _play(finding: Finding, opening, rows: list[dict], make_episode: Callable, judge: Any) -> None:
+    with opening as opened:  # the model is gone when this returns, before the next one is loaded
+        finding.engine, finding.load_seconds = opened.name, opened.load_seconds
+        episodes = [make_episode(row, opened.tokenizer) for row in rows]
+        finding.prompts = [opened.ids_of(e.row["prompt"], e.tools) for e in episodes]
+        for batch in opened.engine.play(episodes):
+            finding.seconds += sum(e.seconds for e in batch)
+            recorded = zip(batch, records_of(batch, finding.name, judge), strict=True)
+            finding.records += [r | {"seconds": e.seconds} for e, r in recorded]
+    order = {row["id"]: n for n, row in enumerate(rows)}
+    finding.records.sort(key=lambda r: order[r["id"]])
+
+
+def _problem(stage: Finding, found: Finding) -> str:
+    """Why a file does not pass; empty where it does, or was not asked."""
+    if found.missing or found is stage:
+        return ""
+    if errors := [r["error"] for r in found.records if r["error"]]:
+        return f"{len(errors)} of {len(found.records)} episodes could not be played ({errors[0]})"
+    pairs = zip(stage.prompts, found.prompts, strict=True)
+    if other := sum(ids is not None and ids != trained for trained, ids in pairs):
+        return f"{other} of {len(found.records)} prompts reach it with other ids than in training"
+    if same_episodes(stage, found) == len(found.records):
+        return ""
+    for what, verdicts in (("accuracy", correct), ("tool use", used_tool)):
+        now, own = proportion(verdicts(found)), proportion(verdicts(stage))
+        low, high = own["interval"]
+        if not low - 1e-9 <= now["accuracy"] <= high + 1e-9:
+            return f"{what} is {share(now['accuracy'])}, the stage's {share(own['accuracy'])} ({share(low)} - {share(high)})"
+    return ""
+
+
+def correct(finding: Finding) -> list[bool | None]:
+    return [r["correct"] for r in finding.records]
+
+
+def used_tool(finding: Finding) -> list[bool]:
+    return [r["tool_calls"] > 0 for r in finding.records]
+
+
+def same_episodes(stage: Finding, found: Finding) -> int:
+    """Conversations that are the same word for word: what was said, called and brought back."""
+    return sum(said(a) == said(b) for a, b in zip(stage.records, found.records, strict=True))
+
+
+def said(record: dict) -> list[str]:
+    lines = []
+    for message in record["completion"]:
+        lines += [f"{message['role']}: {message['content'].strip()}"] if message["content"].strip() else []
+        calls = [call["function"] for call in message.get("tool_calls") or []]
+        lines += [f"{message['role']} calls {call['name']} {call['arguments']}" for call in calls]
+    return lines
+
+
+def first_difference(stage: Finding, found: Finding) -> str:
+    for own, other in zip(stage.records, found.records, strict=True):
+        if said(own) != said(other):
+            parts = [f"first episode that differs: {own['question']}", "the stage:", *(f"  {x}" for x in said(own))]
+            return "\n".join([*parts, f"{found.name}:", *(f"  {x}" for x in said(other) or ["(nothing)"])])
+    return "no episode differs"
+
+
+def table(findings: list[Finding]) -> Table:
+    header = ["export", "engine", "size", "loaded in", "same episodes", "accuracy", "tool use", "speed", "verdict"]
+    rows, stage = [], findings[0]
+    for f in findings:
+        if f.missing:
+            rows.append([f.name, "-", f"{f.size / 1e6:.0f} MB", "-", "-", "-", "-", "-", "not verified"])
+            continue
+        n, tokens = len(f.records), sum(r["tokens"] or 0 for r in f.records)
+        verdict = "" if f is stage else "FAILED" if f.problem else "passed"
+        rows.append([
+            f.name, f.engine, f"{f.size / 1e6:.0f} MB", f"{f.load_seconds:.1f} s",
+            "" if f is stage else f"{same_episodes(stage, f)} of {n}",
+            "{correct} of {n}".format(**proportion(correct(f))), f"{sum(used_tool(f))} of {n}",
+            f"{tokens / f.seconds:.0f} tok/s" if f.seconds else "-", verdict,
+        ])  # fmt: skip
+    return Table("", header, rows)
+
+
+def _write(folder: Path, findings: list[Finding]) -> None:
+    found = [table(findings)]
+    with atomic_file(folder / "verify.md") as f:
+        f.write(markdown(found))
+    write_jsonl(folder / "verify.jsonl", [r for finding in findings for r in finding.records])
+    show(found, "exports in their engines")
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else [p for p in path.iterdir() if p.is_file()]
+    return sum(p.stat().st_size for p in files)
