@@ -9,15 +9,22 @@ Writes  checkpoints/<run>/sft/{adapter,merged,checkpoint-*,metrics.jsonl,manifes
 
 import time
 
+from core import fit
 from core.config import load_recipe_args, run_step
 
 
 def add_arguments(parser):
     parser.add_argument("--restart", action="store_true", help="throw away what this stage has so far")
+    fit.add_argument(parser)
 
 
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
+    with fit.fitted(recipe, "sft", args.auto_fit):
+        train(recipe, args)
+
+
+def train(recipe, args):
     import shutil
 
     from core.artifacts import read_jsonl

@@ -4,6 +4,7 @@ Reads   data/<run>/rl_train.jsonl, checkpoints/<run>/sft/merged
 Writes  data/<run>/difficulty.jsonl (with grpo.rate_difficulty),
         checkpoints/<run>/grpo/{adapter,merged,checkpoint-*,metrics.jsonl,manifest.json}; resumes by itself
 
+    python step4_grpo.py --config recipes/demo.yaml --dry_run      # 10 prompts: every turn, reward, mask and check
     python step4_grpo.py --config recipes/demo.yaml
     python step4_grpo.py --config recipes/spider-qwen2.5-coder-1.5b-80gb.yaml --rate_difficulty 4 --resample 2
 """
@@ -11,6 +12,7 @@ Writes  data/<run>/difficulty.jsonl (with grpo.rate_difficulty),
 import os
 import time
 
+from core import dryrun, fit
 from core.config import UserError, load_recipe_args, run_step
 
 
@@ -19,10 +21,19 @@ def add_arguments(parser):
     parser.add_argument(
         "--from_stage", default="sft", help="stage or folder to start from (default sft; base = no SFT)"
     )
+    fit.add_argument(parser)
+    dryrun.add_arguments(parser)
 
 
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
+    if args.dry_run:
+        return dry_run(recipe, args)
+    with fit.fitted(recipe, "grpo", args.auto_fit):
+        train(recipe, args)
+
+
+def train(recipe, args):
     import functools
     import shutil
 
@@ -111,6 +122,20 @@ def main():
           f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}; rollouts by {sentence}")  # fmt: skip
     trainer.train(resume_from_checkpoint=training.last_checkpoint(folder))
     training.finish(recipe, folder, trainer, tokenizer, source, [file], started, **facts)
+
+
+def dry_run(recipe, args):
+    import rewards
+    from core.artifacts import read_jsonl
+    from envs import ENVIRONMENTS
+    from tasks.base import gold_episode
+    from tasks.prepare import environment_limits
+
+    def make_env(row):
+        return ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
+
+    rows = read_jsonl(recipe.data_dir / "rl_train.jsonl", f"python step2_prepare_data.py --config {args.config}")
+    dryrun.dry_run(recipe, args, rows, make_env, rewards, gold_episode)
 
 
 if __name__ == "__main__":

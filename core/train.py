@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PrinterCallback, TrainerCallback
 
+from core import fit
 from core.artifacts import read_manifest, write_manifest
 from core.config import Recipe, UserError
 from core.models import compute_dtype, save_merged
@@ -39,7 +40,8 @@ def is_finished(folder: Path, recipe: Recipe, say=print) -> bool:
     if manifest is None:
         return False
     used = ("model", "tasks", "seed", "agent", "data", "sft") + (("grpo",) if folder.name == "grpo" else ())
-    changed = [k for k, v in recipe.to_dict().items() if k in used and manifest["recipe"].get(k) != v]
+    now, then = fit.whatever_fits(recipe.to_dict()), fit.whatever_fits(manifest["recipe"])
+    changed = [k for k in used if now[k] != then.get(k)]
     if not changed:
         say(f"{folder} is finished already (made in {manifest['seconds']:.0f} s); --restart makes it again")
         return True
@@ -124,6 +126,7 @@ class Progress(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or not logs:
             return
+        logs = logs | fit.used()
         with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as f:
             f.write(json.dumps({"step": state.global_step, "time": round(time.time(), 1), **logs}) + "\n")
         shown = [
@@ -139,7 +142,7 @@ def finish(
     recipe: Recipe, folder: Path, trainer, tokenizer, source: str, inputs: list, started: float, **facts
 ) -> None:
     """Save the adapter, merge it into the unquantised base, and write the manifest last."""
-    facts["processes"] = trainer.accelerator.num_processes
+    facts |= {"processes": trainer.accelerator.num_processes, "memory": fit.compared(recipe, folder.name)}
     adapter = hasattr(trainer.model, "peft_config")
     trainer.save_model(str(folder / ("adapter" if adapter else "trained")))  # by all: sharded weights are put together
     _publish(recipe, folder, tokenizer, source, adapter, inputs, started, steps=trainer.state.global_step, **facts)

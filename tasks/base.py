@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rewards
+from rewards.cheats import TOOLS
 
 # Every row of every task has exactly these keys when it is written; `messages` is added in the SFT files.
 COLUMNS = (
@@ -80,6 +81,18 @@ def judged(row: dict, completion: list[dict]) -> float | None:
     """The main reward of the row's environment, alone: the other dimensions cost ten times as much."""
     columns = {key: [value] for key, value in row.items()}
     return rewards.REWARDS[rewards.PRIMARY[row["environment"]]](completions=[completion], **columns)[0]
+
+
+def gold_episode(row: dict, env) -> list[dict]:
+    """The shortest right episode of any row, with a real tool result: what is checked before a run."""
+    tool, argument = TOOLS[row["environment"]]
+    asked, final = {
+        "sql": (row["gold"], "The query above answers the question."),
+        "medical": ("SELECT 1", row["gold"]),
+        "calculator": ("1 + 1", f"<answer>{row['gold']}</answer>"),
+    }[row["environment"]]
+    env.reset(**row)
+    return [call(tool, {argument: asked}), result(tool, getattr(env, tool)(asked)), say(final)]
 
 
 def estimate_tokens(text: str) -> int:
