@@ -173,6 +173,8 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple = ()) -> Recipe:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise RecipeError(f"{path} is not valid YAML: {error}") from error
+    if isinstance(raw, dict) and isinstance(raw.get("recipe"), dict):
+        raw = raw["recipe"]  # a manifest: what has been run can be run again
     if not isinstance(raw, dict):
         raise RecipeError(f"{path} holds {type(raw).__name__}, expected sections such as 'run:', 'model:', 'tasks:'")
     for key, value in _parse_overrides(overrides):
@@ -182,15 +184,15 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple = ()) -> Recipe:
     return recipe
 
 
-def load_recipe_args(doc: str, add_arguments=None) -> tuple[Recipe, argparse.Namespace]:
-    """Command line of a step: --config, its own flags, and any recipe key as --section.key VALUE."""
+def load_recipe_args(doc: str, add_arguments=None, default=None) -> tuple[Recipe, argparse.Namespace]:
+    """Command line of a step: --config (or default(args)), its own flags, and any recipe key as --section.key VALUE."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, metavar="R", help="a recipe, e.g. recipes/demo.yaml")
+    parser.add_argument("--config", required=not default, metavar="R", help="a recipe, e.g. recipes/demo.yaml")
     if add_arguments:
         add_arguments(parser)
     parser.epilog = "Any recipe key can be overridden: --seed 1 --agent.max_turns 5 --sft.learning_rate 1e-4"
     args, overrides = parser.parse_known_args()
-    return load_recipe(args.config, overrides), args
+    return load_recipe(args.config or default(args), overrides), args
 
 
 def run_step(main) -> None:

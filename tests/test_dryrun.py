@@ -1,10 +1,36 @@
 """The dry run: what it checks, what it calls a problem, and the whole of it on a real model and a real server's answers."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from core.config import load_recipe
 from core.dryrun import check_rows, findings, weighted
-from tests.test_memory import ROOT, home, run  # noqa: F401  (a fixture)
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    from tests.tiny_model import build_tiny_model
+
+    home = tmp_path_factory.mktemp("memory")
+    build_tiny_model(home / "tiny", home / "data" / "raw")
+    run(home, ["step2_prepare_data.py"])
+    return home
+
+
+def run(home: Path, words: list[str], *more: str, code: int = 0) -> str:
+    folders = ["--model", str(home / "tiny"), "--data_root", str(home / "data"), "--checkpoint_root", str(home / "ck")]
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, *words, "--config", "recipes/ci.yaml", *folders, *more]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    out = done.stdout + done.stderr
+    assert done.returncode == code and "Traceback" not in out, out[-3000:]
+    return out
 
 
 @pytest.fixture
@@ -68,7 +94,7 @@ def test_what_episodes_say_about_the_run(recipe):
 
 
 @pytest.mark.slow
-def test_tokens_of_a_servers_text_are_those_of_training(recipe, math_row, home):  # noqa: F811
+def test_tokens_of_a_servers_text_are_those_of_training(recipe, math_row, home):
     from core.chat import schemas_of
     from core.dryrun import shaded, tokens_of
     from core.models import load_tokenizer
@@ -89,7 +115,7 @@ def test_tokens_of_a_servers_text_are_those_of_training(recipe, math_row, home):
 
 
 @pytest.mark.slow
-def test_whole_dry_run_on_a_random_model_refuses_the_run_and_writes_nothing(home):  # noqa: F811
+def test_whole_dry_run_on_a_random_model_refuses_the_run_and_writes_nothing(home):
     words = ["--dry_run", "--dry_run_tasks", "2", "--from_stage", "base", "--gpu", "3090"]
     before = sorted((home / "ck").rglob("*"))
     out = run(home, ["step4_grpo.py"], *words, code=1)
