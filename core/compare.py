@@ -120,7 +120,7 @@ def _records(run: str, stage: str | None) -> tuple[str, dict[str, dict]]:
     stage = stage or list(stages)[-1]
     if stage not in stages:
         raise UserError(f"{run_dir} has no stage '{stage}' evaluated; there are: {', '.join(stages)}")
-    return f"{run_dir.name} {stage}", stages[stage]
+    return f"{run_dir.resolve().name} {stage}", stages[stage]
 
 
 def _share(records: dict[str, dict]) -> dict:

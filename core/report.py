@@ -56,7 +56,7 @@ def write_page(run_dir: str | Path, output: str | Path) -> Path:
         )
     head = _head(run_dir, output)
     report = {
-        "run": run_dir.name,
+        "run": run_dir.resolve().name,
         "head": head,
         "stages": _results(stages),
         "curves": curves,
@@ -67,7 +67,7 @@ def write_page(run_dir: str | Path, output: str | Path) -> Path:
     report["more"] = _more(read_summary(output), stages)
     path = output / "report.html"
     with atomic_file(path) as f:
-        f.write(_page(f"{run_dir.name}: {head['model'] or 'report'}", report, _episodes(stages)))
+        f.write(_page(f"{report['run']}: {head['model'] or 'report'}", report, _episodes(stages)))
     return path
 
 

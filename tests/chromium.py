@@ -76,19 +76,17 @@ class Chromium:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
-    def open(self, path: Path, fragment: str = "", width: int = 1280, height: int = 900, dark: bool = False) -> float:
-        """Load a file and wait until the page has drawn itself; returns the seconds."""
+    def open(self, path: Path, fragment: str = "", width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Load a file and wait until the page has drawn itself."""
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self("Emulation.setEmulatedMedia", features=scheme)
         self.requests.clear(), self.errors.clear()
         self("Page.navigate", url="about:blank")
-        began = time.perf_counter()
         self("Page.navigate", url=path.resolve().as_uri() + fragment)
         self.until("document.documentElement?.hasAttribute('data-ready') && document.readyState === 'complete'")
-        return time.perf_counter() - began
 
-    def until(self, condition: str, seconds: float = 60) -> None:
+    def until(self, condition: str, seconds: float = 120) -> None:
         end = time.perf_counter() + seconds
         while not self.js(condition):
             assert not self.errors and time.perf_counter() < end, f"never true: {condition}; {self.errors}"

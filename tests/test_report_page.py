@@ -1,7 +1,6 @@
 """report.html in a real headless Chromium: it draws, stays in its window, is readable, answers keys, and runs nobody's text."""
 
 import random
-import time
 
 import pytest
 
@@ -64,6 +63,8 @@ def test_draws_in_its_window_and_is_readable(browser, page, width, dark):
     assert browser.js("document.documentElement.scrollWidth <= innerWidth")
     assert browser.js("document.documentElement.hasAttribute('data-dark')") is dark
     assert browser.js(LOW_CONTRAST) == []
+    browser.js("document.documentElement.style.setProperty('--soft', '#777')")
+    assert browser.js(LOW_CONTRAST) != []  # the check can fail
     assert browser.js("document.querySelectorAll('.chart').length") == 3 + 8
     assert browser.js("document.querySelectorAll('#results tbody tr').length") >= 3
     assert browser.errors == [] and [r for r in browser.requests if not r.startswith(("file:", "about:"))] == []
@@ -215,16 +216,12 @@ def test_five_thousand_questions(browser, tmp_path):
     levels = {"base": 0.1, "sft": 0.4, "grpo": 0.6}
     run = write_episodes(tmp_path, {s: [rng.random() < p for _ in range(5000)] for s, p in levels.items()})
     page = write_page(run, run / "eval")
-    seconds = browser.open(page)
+    browser.open(page)
     browser.until(READY)
     assert browser.js("document.querySelectorAll('.item').length") < 60 and page.stat().st_size < 20e6
-    began = time.perf_counter()
     browser.js("document.querySelector('.list').scrollTop = 54 * 2500")
     browser.until("document.querySelector('.item .id').textContent.startsWith('dev-24')")
     browser.js(
         "{const s = document.querySelector('[type=search]'); s.value = 'dev-4999'; s.dispatchEvent(new Event('input'));}"
     )
     assert browser.js(COUNT) == "1 of 5,000 questions"
-    assert (
-        seconds < 30 and time.perf_counter() - began < 10
-    )  # seconds even on a busy machine; figures are in RESULTS.md

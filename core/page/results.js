@@ -35,7 +35,7 @@ function figure(s, browse) {
     el("div", { class: "name" }, el("span", { class: "swatch" }), s.name),
     el("p", { class: "big" }, percent(s.accuracy), el("small", {}, `${whole(s.correct)} of ${whole(s.n)}`)),
     s.accuracy === null ? null : intervalBar(s.accuracy, s.interval, s.name),
-    test && test.n ? el("p", {}, `${points(test.difference)} points on ${test.against}: `, change("fixed", "fixed"), ", ", change("broke", "broken"), ` (${pValue(test.p)})`)
+    test && test.n ? el("p", {}, `${points(test.difference)} points on ${test.against}: `, change("fixed", "fixed"), ", ", change("broke", "broken"), ` (${pValue(test.p)}${test.p < 0.05 ? "" : ", no clear difference"})`)
       : el("p", { class: "soft" }, test ? `no decided question shared with ${test.against}` : "the starting point"));
 }
 
