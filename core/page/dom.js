@@ -17,7 +17,8 @@ function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name.startsWith("--")) node.style.setProperty(name, value);
-    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));
   return node;
@@ -27,13 +28,18 @@ const stageNames = report.stages.map((s) => s.name);
 // SFT has the same colour in the table, the curves and the browser, whatever stands beside it
 const palette = ["base", "sft", "grpo"];
 for (const name of stageNames) if (!palette.includes(name)) palette.push(name);
-const stageColour = (name) => String(palette.indexOf(name) < 6 ? palette.indexOf(name) : 3 + (palette.indexOf(name) % 3));
-const stageTag = (name) => el("span", { class: "stage who", "data-stage": stageColour(name) }, el("span", { class: "swatch" }), name);
+const stageColour = (name) =>
+  String(palette.indexOf(name) < 6 ? palette.indexOf(name) : 3 + (palette.indexOf(name) % 3));
+const stageTag = (name) =>
+  el("span", { class: "stage who", "data-stage": stageColour(name) }, el("span", { class: "swatch" }), name);
 
 // Ties go to the even digit, as in the tables that Python prints of the same figures
 function fixed(x, digits) {
-  const scaled = Math.abs(x) * 10 ** digits, below = Math.floor(scaled);
-  return scaled - below === 0.5 ? ((Math.sign(x) * (below + (below % 2))) / 10 ** digits).toFixed(digits) : x.toFixed(digits);
+  const scaled = Math.abs(x) * 10 ** digits,
+    below = Math.floor(scaled);
+  return scaled - below === 0.5
+    ? ((Math.sign(x) * (below + (below % 2))) / 10 ** digits).toFixed(digits)
+    : x.toFixed(digits);
 }
 const percent = (x, digits = 1) => (x === null || x === undefined ? "–" : `${fixed(100 * x, digits)}%`);
 const points = (x) => `${x < 0 ? "−" : "+"}${fixed(Math.abs(100 * x), 1)}`;
@@ -56,8 +62,12 @@ function duration(seconds) {
 function intervalBar(at, interval, stage) {
   const label = `${percent(at)}, 95 % interval ${percent(interval[0])} to ${percent(interval[1])}`;
   const place = { "--lo": `${100 * interval[0]}%`, "--hi": `${100 * interval[1]}%`, "--at": `${100 * at}%` };
-  return el("div", { class: "bar stage", "data-stage": stageColour(stage), role: "img", "aria-label": label, title: label, ...place },
-    el("i", { class: "band" }), el("i", { class: "dot" }));
+  return el(
+    "div",
+    { class: "bar stage", "data-stage": stageColour(stage), role: "img", "aria-label": label, title: label, ...place },
+    el("i", { class: "band" }),
+    el("i", { class: "dot" }),
+  );
 }
 
 // A note with the command that makes what is missing
@@ -69,7 +79,11 @@ function setUpTheme() {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const order = ["auto", "light", "dark"];
   let choice = "auto";
-  try { choice = localStorage.getItem("sixstep-theme") || "auto"; } catch { /* a page from a file may have no storage */ }
+  try {
+    choice = localStorage.getItem("sixstep-theme") || "auto";
+  } catch {
+    /* a page from a file may have no storage */
+  }
   const show = () => {
     document.documentElement.toggleAttribute("data-dark", choice === "dark" || (choice === "auto" && system.matches));
     byId("theme").replaceChildren(el("span", {}, "Theme: "), choice);
@@ -77,7 +91,11 @@ function setUpTheme() {
   system.addEventListener("change", show);
   byId("theme").addEventListener("click", () => {
     choice = order[(order.indexOf(choice) + 1) % 3];
-    try { localStorage.setItem("sixstep-theme", choice); } catch { /* as above */ }
+    try {
+      localStorage.setItem("sixstep-theme", choice);
+    } catch {
+      /* as above */
+    }
     show();
   });
   show();
