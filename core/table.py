@@ -13,9 +13,9 @@ class Table:
 
 
 def tables(summary: dict) -> list[Table]:
-    """The comparison of the stages first; then, each only where there is something in it, the parts, turns, corrections, samples."""
+    """How often each stage is right, and how it answers; then, where there is something in it, parts, turns, corrections, samples."""
     stages = summary["stages"]
-    out = [_main(stages, summary["tests"]), _parts(stages)]
+    out = [_right(stages, summary["tests"]), _how(stages), _parts(stages)]
     if any(len(limits) > 1 for limits in summary.get("turns", {}).values()):
         out.append(_turns(summary["turns"]))
     if any(s["correction"] for s in stages.values()):
@@ -25,35 +25,44 @@ def tables(summary: dict) -> list[Table]:
     return [table for table in out if table.rows]
 
 
-def _main(stages: dict, tests: dict) -> Table:
+def _right(stages: dict, tests: dict) -> Table:
     strict = any(s["strict"]["n"] for s in stages.values())
-    header = ["stage", "n", "accuracy", "95 % interval", "vs stage before", *(["strict SQL"] if strict else [])]
-    header += ["executable", "format", "tool calls", "tokens", "time"]
+    header = ["stage", "n", "accuracy", "95 % interval", "vs before", *(["strict SQL"] if strict else [])]
     rows = []
     for name, s in stages.items():
         test = tests.get(name)
-        undecided = f" (+{s['undecided']} undecided)" if s["undecided"] else ""
-        speed = "" if s["tokens_per_second"] is None else f", {s['tokens_per_second']:.0f} tok/s"
         rows.append(
             [
                 name,
-                f"{s['n']}{undecided}",
+                f"{s['n']}" + (f" (+{s['undecided']} undecided)" if s["undecided"] else ""),
                 share(s["accuracy"]),
-                f"{s['interval'][0]:.1%} - {s['interval'][1]:.1%}",
+                interval(s["interval"]),
                 f"+{test['fixed']} -{test['broke']}, p={test['p']:.2g}" if test else "",
                 *([share(s["strict"]["accuracy"])] if strict else []),
-                share(s["executable_rate"]),
-                share(s["format_rate"]),
-                number(s["tool_calls"], 2),
-                number(s["tokens"], 0),
-                f"{s['seconds']:.0f} s{speed}",
             ]
         )
     return Table("", header, rows)
 
 
+def _how(stages: dict) -> Table:
+    """Rows are measures, columns stages, as in the tables of parts: as wide as there are stages."""
+    measures = {
+        "queries that run": ("executable_rate", share),
+        "format kept": ("format_rate", share),
+        "turns": ("turns", number),
+        "tool calls": ("tool_calls", number),
+        "tool errors": ("tool_error_rate", share),
+        "no tool call": ("no_tool_rate", share),
+        "cut short": ("truncated_rate", share),
+        "tokens written": ("tokens", number),
+        "seconds in all": ("seconds", number),
+        "tokens/s": ("tokens_per_second", number),
+    }
+    rows = [[name, *(text(s[key]) for s in stages.values())] for name, (key, text) in measures.items()]
+    return Table("", ["episodes", *stages], rows)
+
+
 def _parts(stages: dict) -> Table:
-    """Rows are tasks and levels, columns stages: as wide as there are stages."""
     rows = []
     for key, order in (("by_task", None), ("by_hardness", LEVELS)):
         names = sorted({n for s in stages.values() for n in s[key]})
@@ -66,7 +75,7 @@ def _parts(stages: dict) -> Table:
 def _turns(turns: dict[str, dict]) -> Table:
     limits = sorted({int(t) for found in turns.values() for t in found})
     names = ["no tool" if t == 0 else f"{t} turn{'s' if t > 1 else ''}" for t in limits]
-    rows = [[stage, *(_with_n(found.get(str(t))) for t in limits)] for stage, found in turns.items()]
+    rows = [[stage, *(share(found[str(t)]["accuracy"]) for t in limits)] for stage, found in turns.items()]
     return Table("Accuracy by tool turns allowed", ["stage", *names], rows)
 
 
@@ -85,9 +94,8 @@ def _samples(samples: dict[str, dict]) -> Table:
     header = ["stage", *(f"pass@{k}" for k in sizes), "majority vote", "95 % interval"]
     rows = []
     for name, s in samples.items():
-        low, high = s["majority"]["interval"]
         cells = [share(s["pass_at"].get(str(k))) for k in sizes]
-        rows.append([name, *cells, share(s["majority"]["accuracy"]), f"{low:.1%} - {high:.1%}"])
+        rows.append([name, *cells, share(s["majority"]["accuracy"]), interval(s["majority"]["interval"])])
     first = next(iter(samples.values()))
     return Table(f"{first['samples']} samples a question", header, rows)
 
@@ -96,16 +104,16 @@ def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def interval(ends: list[float]) -> str:
+    return f"{100 * ends[0]:.1f} - {100 * ends[1]:.1f} %"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def _of(pair: list | None) -> str:
-    return "-" if not pair or not pair[1] else f"{pair[0] / pair[1]:.0%} ({pair[0]} of {pair[1]})"
-
-
-def _with_n(found: dict | None) -> str:
-    return "-" if not found or not found["n"] else f"{found['accuracy']:.1%} ({found['correct']} of {found['n']})"
+    return "-" if not pair or not pair[1] else f"{pair[0] / pair[1]:.0%} of {pair[1]}"
 
 
 def markdown(found: list[Table]) -> str:
@@ -127,9 +135,12 @@ def show(found: list[Table], title: str) -> None:
         print(markdown(found), end="")
         return
     for n, table in enumerate(found):
-        ruled = Ruled(title=table.title or title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        ruled = Ruled(
+            title=table.title or (None if n else title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        )
         for i, name in enumerate(table.header):
-            ruled.add_column(name, justify="right" if i else "left", style="bold" if n == 0 and i == 2 else "")
+            style = "bold" if name == "accuracy" else ""
+            ruled.add_column(name, justify="right" if i else "left", style=style, no_wrap=not i)
         for row in table.rows:
             ruled.add_row(*row)
         console.print(ruled)

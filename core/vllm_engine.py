@@ -13,19 +13,26 @@ from core.rollout import Episode, accept_all, stream_of
 CHUNK = 512  # episodes between two progress lines; an interrupted evaluation loses at most one chunk
 
 
+_loaded = []  # the one LLM of this process
+
+
 def load_llm(source: str, context: int):
-    """vLLM with the weights of a folder; an adapter's checkpoint is merged into a temporary folder first."""
+    """vLLM with the weights of a folder, in place of the last; an adapter is merged into a temporary folder first."""
     from vllm import LLM
 
     from core.models import adapter_base, compute_dtype, load_tokenizer, save_merged
 
+    if _loaded:
+        _loaded.pop().llm_engine.engine_core.shutdown()  # ends its process, which gives the GPU's memory back
     options = {"max_model_len": context, "enable_prefix_caching": True, "dtype": str(compute_dtype()).split(".")[-1]}
     base = adapter_base(source)
     if base is None:
-        return LLM(source, **options)
+        _loaded.append(LLM(source, **options))
+        return _loaded[0]
     with tempfile.TemporaryDirectory() as folder:
         save_merged(base, Path(source), load_tokenizer(source), Path(folder) / "merged")
-        return LLM(str(Path(folder) / "merged"), **options)
+        _loaded.append(LLM(str(Path(folder) / "merged"), **options))
+    return _loaded[0]
 
 
 class VLLMEngine:

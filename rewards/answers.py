@@ -8,7 +8,7 @@ fails and a missing number are no answers and have no vote; free text has none e
 from rewards import episode, sql
 from rewards.math import final_answer, math_equal
 
-SQL_SECONDS = 5.0  # limit of one query
+SQL_SECONDS = 10.0  # limit of one query
 
 
 def answer_text(row: dict, completion: list[dict]) -> str:
