@@ -112,7 +112,7 @@ def train(recipe, args):
     columns = {"reward": "reward"} | {f"rewards/{n}/mean": n for n in recipe.grpo.rewards}
     columns |= {
         "frac_reward_zero_std": "no-spread groups",
-        "resample/useful": "useful after resampling",
+        "resample/useful": "useful groups",
         "tools/call_frequency": "tool calls",
     }
     columns |= {"tools/failure_frequency": "tool failures", "completions/clipped_ratio": "cut", "entropy": "entropy"}

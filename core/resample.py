@@ -1,13 +1,14 @@
-"""Groups whose episodes all earn the same are replaced by groups of other prompts, up to a number of extra rounds.
+"""Groups that are all right or all wrong are replaced by groups of other prompts, up to a number of extra rounds.
 
 TRL generates the batch of a step, scores it and computes advantages within each group; here the same method is called
-again for as many other prompts as there are groups without spread, and the groups that have spread take their places
-(the dynamic sampling of DAPO, with a bound). TRL 1.16 has no such mechanism of its own.
+again for as many other prompts as there are such groups, and the groups with right and wrong episodes take their places
+(the dynamic sampling of DAPO, with a bound). TRL 1.16 has no such mechanism of its own. What counts is the heaviest
+reward: with shaping rewards nearly every group has some spread in its total, and learns nothing but format from it.
 
 Rewards, lengths and tool figures in the log stay those of the first round: what the policy earns on the prompts as they
-come. What resampling did stands under its own names:
+come. Under names of their own:
 
-    resample/useful        share of groups with spread in the batch that is trained on
+    resample/useful        share of groups with spread in the batch that is trained on; logged without resampling, too
     resample/replaced      share of groups that were replaced
     resample/extra_tokens  tokens that the policy wrote in the extra rounds
 """
@@ -34,15 +35,18 @@ class Resampling:
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
-        if self.resample and self.model.training:
-            self._replace_flat_groups(inputs, batch)
+        if self.model.training:
+            flat = ~self._spread()
+            if self.resample:
+                self._replace(flat.view(self.accelerator.num_processes, -1), inputs, batch)
+            self._metrics["train"]["resample/useful"].append(1 - flat.float().mean().item())
         return batch
 
-    def _replace_flat_groups(self, inputs: list[dict], batch: dict) -> None:
+    def _replace(self, flat: torch.Tensor, inputs: list[dict], batch: dict) -> None:
+        """flat: (processes, groups of a process); what is replaced is no longer flat."""
         size, rank = self.num_generations, self.accelerator.process_index
         seen = set(gather_object([row["id"] for row in inputs]))
-        flat = ~self._spread()  # (processes, groups of a process)
-        groups, replaced, extra_tokens = flat.numel(), 0, 0.0
+        replaced, extra_tokens = 0, 0.0
         for number in range(self.resample):
             wanted = int(flat.sum(1).max())  # as many on every process: TRL expects equal shares
             rows = self._other_prompts(wanted * len(flat), seen, number)
@@ -52,7 +56,7 @@ class Resampling:
             mine = rows[rank * share : (rank + 1) * share]
             extra, tokens = self._generate_apart([row for row in mine for _ in range(size)])
             extra_tokens += tokens
-            found = self._spread()
+            found = self._spread().view(len(flat), -1)
             for process in range(len(flat)):
                 places, sources = flat[process].nonzero()[:, 0].tolist(), found[process].nonzero()[:, 0].tolist()
                 pairs = list(zip(places, sources, strict=False))
@@ -65,20 +69,16 @@ class Resampling:
         if replaced:
             mask = batch["completion_mask"] * batch.get("tool_mask", 1)
             batch["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
-        figures = {"useful": 1 - flat.float().mean().item(), "replaced": replaced / groups}
-        for name, value in (figures | {"extra_tokens": extra_tokens}).items():
-            self._metrics["train"][f"resample/{name}"].append(value)
+        self._metrics["train"]["resample/replaced"].append(replaced / flat.numel())
+        self._metrics["train"]["resample/extra_tokens"].append(extra_tokens)
 
     def _spread(self) -> torch.Tensor:
-        """Which groups of the last call have rewards that differ; TRL's own rule, by process."""
-        scored = ~torch.isnan(self._rewards).all(1)
-        total = (self._rewards * self.reward_weights.to(self._rewards.device)).nansum(1)
-        total = total.view(-1, self.num_generations)
-        scored = scored.view_as(total)
-        highest = total.masked_fill(~scored, -torch.inf).amax(1)
-        lowest = total.masked_fill(~scored, torch.inf).amin(1)
-        spread = (highest - lowest > 1e-6).view(self.accelerator.num_processes, -1)
-        return spread.cpu()
+        """Which groups of the last call, of all processes, differ in the heaviest reward that they have."""
+        order = self.reward_weights.argsort(descending=True, stable=True).cpu()
+        groups = self._rewards.cpu()[:, order].view(-1, self.num_generations, len(order))
+        main = (~groups.isnan()).any(1).int().argmax(1)  # of rewards that do not apply there are no values
+        values = groups[torch.arange(len(groups)), :, main]
+        return values.nan_to_num(-torch.inf).amax(1) - values.nan_to_num(torch.inf).amin(1) > 1e-6
 
     def _other_prompts(self, count: int, seen: set, number: int) -> list[dict]:
         """Prompts that this step has not had, the likelier the more their groups are expected to differ.

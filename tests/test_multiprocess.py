@@ -42,6 +42,7 @@ def test_steps_with_two_processes(home):
     launch(1, "step2_prepare_data.py", *words)
     for step, stage in (("step3_sft.py", "sft"), ("step4_grpo.py", "grpo")):
         folder = home / "ck" / "ci" / stage
+        words += ["--rate_difficulty", "2", "--resample", "1"] if stage == "grpo" else []
         out, _ = launch(2, step, *words)
         assert out.count("step 1/2") == out.count("step 2/2  loss" if stage == "sft" else "step 2/2") == 1, out
         assert out.count("wrote ") == 1  # one log

@@ -28,6 +28,9 @@ def make_trainer(tiny, math_row, tmp_path):
     def reward(completions, id, **columns):
         return [1.0 if name.startswith("flat") else float(i % 2) for i, name in enumerate(id)]
 
+    def shaping(completions, id, **columns):
+        return [float("shaped" in name and i % 2) for i, name in enumerate(id)]
+
     def undecided(completions, **columns):
         return [None] * len(completions)
 
@@ -40,14 +43,14 @@ def make_trainer(tiny, math_row, tmp_path):
             "num_generations": 4, "max_completion_length": 12, "max_tool_calling_iterations": 1, "max_steps": 1,
             "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "shuffle_dataset": False,
             "gradient_checkpointing": False, "save_strategy": "no", "temperature": 1.0, "beta": 0.0,
-            "loss_type": "dapo",
+            "loss_type": "dapo", "reward_weights": [0.1, 1.0, 2.0],
         }  # fmt: skip
         trainer = GroupTrainer(
             model=load_model(tiny, False),
             args=GRPOConfig(**config | settings),
             train_dataset=Dataset.from_list(rows),
             processing_class=load_tokenizer(tiny),
-            reward_funcs=[reward, undecided],
+            reward_funcs=[shaping, reward, undecided],
             environment_factory={"calculator": ENVIRONMENTS["calculator"]},
         )
         trainer.resample = resample
@@ -71,7 +74,7 @@ def texts(trainer, batch):
 def test_flat_groups_give_way_to_groups_with_spread(make_trainer):
     import torch
 
-    trainer = make_trainer(["mixed-0", "flat-1", "flat-2", "mixed-3", "flat-4", "mixed-5", "mixed-6"], 4)
+    trainer = make_trainer(["mixed-0", "flat-1", "flat-shaped-2", "mixed-3", "flat-4", "mixed-5", "mixed-6"], 4)
     batch, _ = generate(trainer)
     advantages = batch["advantages"].view(4, 4)
     assert (advantages.abs().max(1).values > 0.1).all() and torch.allclose(advantages.sum(1), torch.zeros(4), atol=1e-4)
