@@ -34,7 +34,8 @@ def rated_prompts(
     """The prompts that GRPO should see, in order, rated by the model of `source`; and the counts."""
     path, samples = recipe.data_dir / "difficulty.jsonl", recipe.grpo.rate_difficulty
     key = rating_key(recipe, source, arguments.temperature)
-    tokenizer, engine = open_source(recipe, source, "auto")
+    alone = arguments.world_size == 1  # vLLM in each of several processes would ask for the same GPU
+    tokenizer, engine = open_source(recipe, source, "auto" if alone else "transformers")
 
     def play(episodes):
         yield from engine(arguments.temperature).play(episodes)
