@@ -208,12 +208,18 @@ def run_step(main) -> None:
     except KeyboardInterrupt:
         print("\ninterrupted: run the same command again to go on from here", file=sys.stderr)
         sys.exit(130)
-    except OSError as error:
-        if error.errno != 28:  # ENOSPC
+    except Exception as error:
+        if not _says_disk_full(error):
             raise
-        print(f"error: no space left on device ({error.filename or 'disk'}): free some, then the same command goes on",
-              file=sys.stderr)  # fmt: skip
+        print(f"error: no space left on device ({getattr(error, 'filename', None) or error}): free some, then the same "
+              "command goes on", file=sys.stderr)  # fmt: skip
         sys.exit(1)
+
+
+def _says_disk_full(error: Exception) -> bool:
+    """Python, safetensors and torch each say it in their own way; torch names only the write that fell short."""
+    text = str(error)
+    return getattr(error, "errno", None) == 28 or "No space left" in text or "PytorchStreamWriter failed" in text
 
 
 # --------------------------------------------------------------------------------------------------------- checking

@@ -53,3 +53,22 @@ def test_killed_runs_end_with_the_weights_of_an_undisturbed_one(home):
         assert weights(home / "killed" / "ci" / stage) == weights(home / "calm" / "ci" / stage), stage
         kept = {c.name for c in (home / "killed" / "ci" / stage).glob("checkpoint-*")}
         assert len(kept) <= 2, kept  # save_total_limit
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_survived(home, tmp_path):
+    small = tmp_path / "disk"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        folders = ["--model", str(home / "tiny"), "--data_root", str(home / "data"), "--checkpoint_root", str(small)]
+        words = ["step3_sft.py", "--config", "recipes/ci.yaml", *folders]
+        full = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert full.returncode == 1 and "no space left" in full.stderr and "Traceback" not in full.stderr, full.stderr
+        assert not (small / "ci" / "sft" / "manifest.json").exists()
+        subprocess.run(["mount", "-o", "remount,size=100m", str(small)], check=True)
+        run(*words)
+        assert (small / "ci" / "sft" / "manifest.json").exists()
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
