@@ -39,7 +39,7 @@ demo:
 
 test:
 	@./step1_env.sh
-	$(PY) -m pytest -q -m "not slow and not model and not gpu" --ignore tests/test_smoke.py
+	$(PY) -m pytest -q -n auto -m "not slow and not model and not gpu" --ignore tests/test_smoke.py
 	$(PY) -m pytest -q -m "not gpu" tests/test_smoke.py
 
 test-all: test

@@ -57,11 +57,16 @@ def _write(folder: Path, seed: int, sizes: dict[str, int]) -> None:
         rows = []
         for i in order:
             row = problem(STORIES[i], rng, "train" if split == "train" else "test", known[i])
-            while row["question"] in told:
+            while {row["question"], sums(row)} & told:
                 row = problem(STORIES[i], rng, "train" if split == "train" else "test", known[i])
-            told.add(row["question"])
+            told |= {row["question"], sums(row)}
             rows.append(row)
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def sums(row: dict) -> tuple:
+    """The calculations of a problem: no two problems share them, whatever their stories."""
+    return tuple(sorted(re.findall(r"<<[^>]+>>", row["answer"])))
 
 
 def problem(story: Story, rng: random.Random, split: str, known: set) -> dict:

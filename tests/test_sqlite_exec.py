@@ -326,14 +326,13 @@ def test_a_worker_killed_from_outside_is_replaced(db):
     assert run_query(db, "SELECT 1").rows == [(1,)]
     results = []
     thread = threading.Thread(
-        target=lambda: results.append(run_query(db, FOREVER + "SELECT i FROM r LIMIT 1 OFFSET 3000000"))
+        target=lambda: results.append(run_query(db, FOREVER + "SELECT i FROM r LIMIT 1 OFFSET 3000000", timeout=60))
     )
     idle = list(sqlite_worker._idle)
     thread.start()
     time.sleep(0.15)
-    for worker in idle:  # in the middle of the query
-        if worker not in sqlite_worker._idle:
-            os.kill(worker.process.pid, signal.SIGKILL)
+    busy = [worker for worker in idle if worker not in sqlite_worker._idle]
+    os.kill(busy[0].process.pid, signal.SIGKILL)  # in the middle of the query; the next attempt takes another worker
     thread.join()
     assert results[0].rows == [(3_000_001,)]
 
@@ -354,7 +353,9 @@ def test_a_worker_ends_with_its_parent():
     pytest.fail("the worker outlived its parent")
 
 
-def test_endless_queries_in_all_workers_hold_up_no_quick_one(db):
+@pytest.mark.slow
+def test_endless_queries_in_all_workers_hold_up_no_quick_one(db, monkeypatch):
+    monkeypatch.setattr(sqlite_worker, "MAX_WORKERS", 2)
     endless = FOREVER + "SELECT count(*) FROM r"
     count = 2 * sqlite_worker.MAX_WORKERS
     with ThreadPoolExecutor(count + 4) as pool:
