@@ -1,0 +1,201 @@
+"""Every engine plays the same episodes: batched, alone, through a real HTTP server; and what happens when a server fails."""
+
+import dataclasses
+import json
+
+import pytest
+
+from core.config import Agent, UserError
+from tests.tiny_server import serve
+
+pytestmark = pytest.mark.slow  # teaches a tiny model to call a tool, once for the file
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """(model, tokenizer, rows): two Llama layers that have learnt a few episodes with one, two and three calls by heart."""
+    import torch
+
+    from core.chat import render, schemas_of
+    from core.models import load_model, load_tokenizer
+    from envs import CalculatorEnv
+    from tests.tiny_model import build_tiny_model
+
+    home = tmp_path_factory.mktemp("engines")
+    source = str(build_tiny_model(home / "tiny", home / "raw"))
+    model, tokenizer = load_model(source), load_tokenizer(source)
+    rows = [_row(n) for n in range(6)]
+    ids, labels = [], []
+    for row in rows:
+        tokens, mask = render(tokenizer, row["prompt"] + _episode(row), schemas_of(CalculatorEnv()))
+        ids.append(tokens)
+        labels.append([t if m else -100 for t, m in zip(tokens, mask, strict=True)])
+    width = max(map(len, ids))
+    ids = torch.tensor([i + [tokenizer.pad_token_id] * (width - len(i)) for i in ids])
+    labels = torch.tensor([x + [-100] * (width - len(x)) for x in labels])
+    attention = (ids != tokenizer.pad_token_id).long()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    for _ in range(120):
+        loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if loss.item() < 0.02:
+            break
+    return model.eval(), tokenizer, rows
+
+
+def _row(n: int) -> dict:
+    question = f"Start with {10 + 7 * n}. " + "Then double it. " * (1 + n % 3) + "What do you get?"
+    gold = str((10 + 7 * n) * 2 ** (1 + n % 3))
+    prompt = [{"role": "system", "content": "Use the calculator."}, {"role": "user", "content": question}]
+    return {"id": f"double-{n}", "task": "double", "environment": "calculator", "question": question, "gold": gold,
+            "prompt": prompt, "db_id": "", "db_path": "", "hardness": "easy", "difficulty": 0.0, "facts": []}  # fmt: skip
+
+
+def _episode(row: dict) -> list[dict]:
+    from tasks.base import call, result, say
+
+    value, out = 10 + 7 * int(row["id"][-1]), []
+    for _ in range(1 + int(row["id"][-1]) % 3):
+        out += [call("calculator", {"expression": f"{value} * 2"}), result("calculator", str(2 * value))]
+        value *= 2
+    return [*out, say(f"<answer>{value}</answer>")]
+
+
+AGENT = Agent(max_turns=3, max_completion_length=160)
+
+
+def episodes(rows, tokenizer=None, agent=AGENT, samples=(0,)):
+    from core.rollout import Episode
+    from envs import CalculatorEnv
+
+    return [Episode(row, CalculatorEnv(), tokenizer, agent, sample=s) for row in rows for s in samples]
+
+
+def played(engine, found):
+    return {(e.row["id"], e.sample): e for batch in engine.play(found) for e in batch}
+
+
+def test_batched_alone_and_served_are_the_same_episodes(taught):
+    from core.rollout import EndpointEngine, TransformersEngine
+
+    model, tokenizer, rows = taught
+    batched = played(TransformersEngine(model, tokenizer, 4), episodes(rows, tokenizer))
+    alone = played(TransformersEngine(model, tokenizer, 1), episodes(rows, tokenizer))
+    with serve(TransformersEngine(model, tokenizer, 1)) as url:
+        served = played(EndpointEngine(url, "tiny", concurrency=3), episodes(rows))
+    assert {sum(m["role"] == "tool" for m in e.completion) for e in batched.values()} == {1, 2, 3}
+    for key, e in batched.items():
+        assert e.completion_ids == alone[key].completion_ids and e.completion == served[key].completion
+        assert served[key].tokens == sum(e.mask) and not served[key].error  # counted by the server
+
+
+def test_turn_limits(taught):
+    from core.rollout import TransformersEngine
+
+    model, tokenizer, rows = taught
+    engine = TransformersEngine(model, tokenizer, 4)
+    for turns in (0, 1, 2):
+        agent = dataclasses.replace(AGENT, max_turns=turns)
+        for e in played(engine, episodes(rows, tokenizer, agent)).values():
+            assert sum(m["role"] == "tool" for m in e.completion) <= turns
+            assert ("<tool_call>" in tokenizer.decode(e.prompt_ids)) == (turns > 0)
+
+
+def test_sampling_does_not_hang_on_the_batch(taught):
+    from core.rollout import TransformersEngine
+
+    model, tokenizer, rows = taught
+    samples = (1, 2, 3)
+    whole = played(TransformersEngine(model, tokenizer, 9, 1.5), episodes(rows, tokenizer, samples=samples))
+    resumed = played(TransformersEngine(model, tokenizer, 2, 1.5), episodes(rows[3:], tokenizer, samples=samples))
+    assert all(whole[key].completion_ids == e.completion_ids for key, e in resumed.items())
+    assert len({tuple(whole[rows[0]["id"], s].completion_ids) for s in samples}) > 1
+    other = played(TransformersEngine(model, tokenizer, 9, 1.5, seed=1), episodes(rows, tokenizer, samples=samples))
+    assert any(whole[key].completion_ids != e.completion_ids for key, e in other.items())
+
+
+def test_what_a_server_fails_at_is_undecided_and_tried_again(taught, tmp_path):
+    import rewards
+    from core.episodes import Variant, evaluate, plan, resume
+    from core.rollout import EndpointEngine, TransformersEngine
+
+    model, tokenizer, rows = taught
+    path, bad = tmp_path / "episodes.jsonl", True
+    wanted = plan("tiny", [], rows, AGENT, [Variant(3)], 0)
+
+    def run(url):
+        engine = EndpointEngine(url, "tiny", concurrency=2)
+        engine.client = engine.client.with_options(max_retries=0)
+        done = resume(path, wanted)
+        fresh = set(wanted) - set(done)
+        make = lambda identity: episodes([r for r in rows if r["id"] == identity[3]])[0]  # noqa: E731
+        evaluate(wanted, done, make, lambda: engine, rewards, path, {}, say=lambda _: None)
+        return done, fresh
+
+    with serve(TransformersEngine(model, tokenizer, 1), fails=lambda b: bad and "31" in str(b["messages"])) as url:
+        done, _ = run(url)
+        failed = done["tiny", 3, 0, "double-3"]
+        assert failed["correct"] is None and "out of memory" in failed["error"]
+        assert sum(r["correct"] is True for r in done.values()) == 5
+        bad = False
+        done, fresh = run(url)
+        assert fresh == {("tiny", 3, 0, "double-3")} and all(r["correct"] for r in done.values())
+        assert len(path.read_text().splitlines()) == 6
+
+
+def test_no_server_and_no_model_end_at_once(taught):
+    from core.rollout import EndpointEngine, TransformersEngine
+
+    model, tokenizer, rows = taught
+    with serve(TransformersEngine(model, tokenizer, 1)) as url:
+        with pytest.raises(UserError, match="refuses model 'other'"):
+            played(EndpointEngine(url, "other"), episodes(rows))
+    gone = EndpointEngine(url, "tiny")
+    gone.client = gone.client.with_options(max_retries=0)
+    with pytest.raises(UserError, match="no server answers"):
+        played(gone, episodes(rows))
+
+
+def test_prompts_of_a_server_are_compared(taught):
+    from core.chat import prompt_ids, schemas_of
+    from core.rollout import TransformersEngine
+    from core.served import compare_prompt
+    from envs import CalculatorEnv
+
+    model, tokenizer, rows = taught
+    tools = schemas_of(CalculatorEnv())
+    ids = prompt_ids(tokenizer, rows[0]["prompt"], tools)
+    with serve(TransformersEngine(model, tokenizer, 1)) as url:
+        assert "ids are those of training" in compare_prompt(url, "tiny", rows[0]["prompt"], tools, ids)
+        assert "differs from training at token 5" in compare_prompt(
+            url, "tiny", rows[0]["prompt"], tools, [*ids[:5], 7, *ids[6:]]
+        )
+        assert "not compared" in compare_prompt(url, "nobody", rows[0]["prompt"], tools, ids)
+
+
+def test_resume_takes_over_what_is_still_true(tmp_path, math_row):
+    from core.episodes import Variant, plan, resume
+
+    rows = [math_row | {"id": str(i)} for i in range(3)]
+    path = tmp_path / "episodes.jsonl"
+    wanted = plan("sft", ["w"], rows, AGENT, [Variant(3), Variant(1)], 0)
+    lines = [
+        {"stage": i[0], "max_turns": i[1], "sample": i[2], "id": i[3], "key": key, "completion": "a\u2028b"}
+        for i, key in wanted.items()
+    ]
+    path.write_text("".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines) + '{"stage": "sf')
+    assert set(resume(path, wanted)) == set(wanted)
+    assert set(resume(path, plan("sft", ["w"], rows[:2], AGENT, [Variant(3)], 0))) == {("sft", 3, 0, x) for x in "01"}
+    assert len(path.read_text().split("\n")) == 3 and set(resume(path, wanted)) == set(wanted)  # nothing was lost
+    assert not resume(path, plan("sft", ["other weights"], rows, AGENT, [Variant(3)], 0))
+    changed = [rows[0] | {"gold": "13"}, *rows[1:]]
+    assert len(resume(path, plan("sft", ["w"], changed, AGENT, [Variant(1)], 0))) == 2
+    assert (
+        not plan("sft", ["w"], rows, AGENT, [Variant(1)], 0).items()
+        & plan("sft", ["w"], rows, AGENT, [Variant(1, 0, 0.7)], 0).items()
+    )
+    path.write_text('{"id": 2, "st\n{"id": 1}\n')
+    with pytest.raises(json.JSONDecodeError):  # damage in the middle is no crash of ours: never silently skipped
+        resume(path, wanted)
