@@ -65,16 +65,19 @@ def _weights_first():
         F.linear = linear
 
 
-def sample(logits, temperature: float, generator=None):
-    """One token a row; temperature 0 is greedy."""
+def sample(logits, temperature: float, generator=None, points: list[float] | None = None):
+    """One token a row; temperature 0 is greedy. `points`: the rows' own random numbers from [0, 1)."""
     import torch
 
     if temperature == 0:
         return logits.argmax(-1)
     # one random number a row against the running sum: torch.multinomial draws one for every entry of the vocabulary
     total = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
-    at = torch.rand((len(logits), 1), dtype=total.dtype, device=logits.device, generator=generator) * total[:, -1:]
-    return torch.searchsorted(total, at, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+    if points is None:
+        at = torch.rand((len(logits), 1), dtype=total.dtype, device=logits.device, generator=generator)
+    else:
+        at = torch.tensor(points, dtype=total.dtype, device=logits.device)[:, None]
+    return torch.searchsorted(total, at * total[:, -1:], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
 
 
 def fast_generate(model, eos_ids: list[int], pad: int):

@@ -14,7 +14,7 @@ from typing import Any
 
 from core.chat import parse, prompt_ids, tool_suffix, tools_of, visible
 from core.config import Agent, UserError
-from core.decode import forward, read_prompts
+from core.decode import forward, read_prompts, sample
 from core.tools import pool, run_calls
 from core.workflow import prompt_tools, respond
 
@@ -149,14 +149,14 @@ class TransformersEngine:
 
         eos, pad, device = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, self.model.device
         active, queues, written = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch]
-        streams, idle = [stream_of(self.seed, e) for e in batch], random.Random()
+        streams = [stream_of(self.seed, e) for e in batch]
         waiting: dict[int, Future] = {}  # rows whose tools run
         with torch.no_grad():
             logits, mask, cache = read_prompts(self.model, [e.prompt_ids for e in batch], pad)
             while True:
                 writing = {i for i in active if not queues[i] and i not in waiting}
-                own = [streams[i] if i in writing else idle for i in active]  # a row draws for what it writes only
-                sampled, fresh, over = draw(logits, self.temperature, own).tolist(), [], set()
+                points = [streams[i].random() if i in writing else 0.0 for i in active]  # a row draws for what it writes
+                sampled, fresh, over = sample(logits, self.temperature, points=points).tolist(), [], set()
                 for slot, i in enumerate(active):
                     if i in writing:
                         written[i].append(sampled[slot])
@@ -279,17 +279,6 @@ class EndpointEngine:
             max_tokens=max(1, budget),
             **options,
         )
-
-
-def draw(logits, temperature: float, streams: list[random.Random]):
-    """One token a row, by one random number of the row's own; temperature 0 is greedy."""
-    import torch
-
-    if temperature == 0:
-        return logits.argmax(-1)
-    below = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
-    points = torch.tensor([[s.random()] for s in streams], device=logits.device, dtype=below.dtype) * below[:, -1:]
-    return torch.searchsorted(below, points, right=True)[:, 0]
 
 
 def stream_of(seed: int, episode: Episode) -> random.Random:

@@ -13,36 +13,14 @@ pytestmark = pytest.mark.slow  # teaches a tiny model to call a tool, once for t
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory):
-    """(model, tokenizer, rows): two Llama layers that have learnt a few episodes with one, two and three calls by heart."""
-    import torch
-
-    from core.chat import render, schemas_of
+    """(model, tokenizer, rows): a tiny model that knows by heart episodes with one, two and three calls."""
     from core.models import load_model, load_tokenizer
-    from envs import CalculatorEnv
-    from tests.tiny_model import build_tiny_model
+    from tests.speaking_model import build_speaking_model
 
-    home = tmp_path_factory.mktemp("engines")
-    source = str(build_tiny_model(home / "tiny", home / "raw"))
-    model, tokenizer = load_model(source), load_tokenizer(source)
-    rows = [_row(n) for n in range(6)]
-    ids, labels = [], []
-    for row in rows:
-        tokens, mask = render(tokenizer, row["prompt"] + _episode(row), schemas_of(CalculatorEnv()))
-        ids.append(tokens)
-        labels.append([t if m else -100 for t, m in zip(tokens, mask, strict=True)])
-    width = max(map(len, ids))
-    ids = torch.tensor([i + [tokenizer.pad_token_id] * (width - len(i)) for i in ids])
-    labels = torch.tensor([x + [-100] * (width - len(x)) for x in labels])
-    attention = (ids != tokenizer.pad_token_id).long()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    for _ in range(120):
-        loss = model(input_ids=ids, attention_mask=attention, labels=labels).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if loss.item() < 0.02:
-            break
-    return model.eval(), tokenizer, rows
+    home, rows = tmp_path_factory.mktemp("engines"), [_row(n) for n in range(6)]
+    lines = [row["prompt"] + _episode(row) for row in rows]
+    source = str(build_speaking_model(home / "tiny", home / "raw", conversations=lines))
+    return load_model(source).eval(), load_tokenizer(source), rows
 
 
 def _row(n: int) -> dict:
