@@ -75,6 +75,23 @@ def test_six_steps(home):
         "".join(json.dumps(e) + "\n" for e in episodes[:20]) + '{"stage": "gr'  # as a crash leaves it
     )
     assert "4 of them played already" in step(home, "step5_eval.py")
+    output = home / "checkpoint"  # an adapter on its base plays as the merged weights do
+    step(
+        home,
+        "step5_eval.py",
+        "--stages",
+        "sft",
+        "sft/checkpoint-2",
+        "--turns",
+        "0,2",
+        "--limit",
+        "4",
+        "--output",
+        str(output),
+    )
+    episodes = [json.loads(x) for x in (output / "episodes.jsonl").read_text().splitlines()]
+    assert len(episodes) == 16
+    assert [e["completion_ids"] for e in episodes[:8]] == [e["completion_ids"] for e in episodes[8:]]
 
     out = step(home, "step6_export.py", "--formats", "hf", "gguf-q8_0", "ollama")
     exported = run_dir / "export" / "hf"
