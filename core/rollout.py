@@ -155,9 +155,7 @@ class TransformersEngine:
             logits, mask, cache = read_prompts(self.model, [e.prompt_ids for e in batch], pad)
             while True:
                 writing = {i for i in active if not queues[i] and i not in waiting}
-                points = [
-                    streams[i].random() if i in writing else 0.0 for i in active
-                ]  # a row draws for what it writes
+                points = [streams[i].random() if i in writing else 0.0 for i in active]
                 sampled, fresh, over = sample(logits, self.temperature, points=points).tolist(), [], set()
                 for slot, i in enumerate(active):
                     if i in writing:

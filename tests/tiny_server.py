@@ -5,19 +5,10 @@ import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from core.chat import parse, prompt_ids
+from core.chat import prompt_ids
 from core.config import Agent
-
-
-class _Turn:
-    """One answer: what TransformersEngine asks of an episode, without tools being run."""
-
-    def __init__(self, ids: list[int], budget: int):
-        self.prompt_ids, self.budget, self.row, self.sample, self.turns = ids, budget, {"id": "served"}, 0, 0
-        self.agent, self.written = Agent(), []
-
-    def accept(self, ids: list[int]) -> None:
-        self.written = list(ids)
+from core.rollout import Episode
+from envs import CalculatorEnv
 
 
 @contextmanager
@@ -35,16 +26,17 @@ def serve(engine, name: str = "tiny", fails=lambda body: False):
                 return self.reply(200, {"tokens": ids, "count": len(ids)})
             if fails(body):
                 return self.reply(500, {"error": {"message": "out of memory"}})
-            turn = _Turn(ids, body["max_tokens"])
+            agent = Agent(max_turns=0, max_completion_length=body["max_tokens"])  # the client runs the tools
+            turn = Episode({"id": "served", "prompt": []}, CalculatorEnv(), None, agent)
+            turn.tokenizer, turn.prompt_ids, turn.tools = tokenizer, ids, body.get("tools")
             with lock:
                 list(engine.play([turn]))
-            message = parse(tokenizer, turn.written, ids, body.get("tools"))
+            (message,) = turn.completion
             for n, call in enumerate(message.get("tool_calls", ())):
                 call["id"] = f"call_{n}"
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-            ended = turn.written[-1] == tokenizer.eos_token_id
-            choice = {"index": 0, "message": message, "finish_reason": "stop" if ended else "length"}
-            usage = {"prompt_tokens": len(ids), "completion_tokens": len(turn.written)}
+            choice = {"index": 0, "message": message, "finish_reason": "length" if turn.truncated else "stop"}
+            usage = {"prompt_tokens": len(ids), "completion_tokens": turn.tokens}
             usage["total_tokens"] = sum(usage.values())
             head = {"id": "1", "object": "chat.completion", "created": 0, "model": name}
             self.reply(200, head | {"choices": [choice], "usage": usage})
