@@ -76,19 +76,8 @@ def test_six_steps(home):
     )
     assert "4 of them played already" in step(home, "step5_eval.py")
     output = home / "checkpoint"  # an adapter on its base plays as the merged weights do
-    step(
-        home,
-        "step5_eval.py",
-        "--stages",
-        "sft",
-        "sft/checkpoint-2",
-        "--turns",
-        "0,2",
-        "--limit",
-        "4",
-        "--output",
-        str(output),
-    )
+    stages = ["--stages", "sft", "sft/checkpoint-2", "--turns", "0,2", "--limit", "4"]
+    step(home, "step5_eval.py", *stages, "--output", str(output))
     episodes = [json.loads(x) for x in (output / "episodes.jsonl").read_text().splitlines()]
     assert len(episodes) == 16
     assert [e["completion_ids"] for e in episodes[:8]] == [e["completion_ids"] for e in episodes[8:]]
