@@ -41,7 +41,7 @@ def _episode(row: dict) -> list[dict]:
     return [*out, say(f"<answer>{value}</answer>")]
 
 
-AGENT = Agent(max_turns=3, max_completion_length=160)
+AGENT = Agent(max_turns=3, max_completion_length=320)
 
 
 def episodes(rows, tokenizer=None, agent=AGENT, samples=(0,)):
