@@ -1,7 +1,7 @@
 """Step 3: SFT teaches the format. LoRA (or QLoRA, or all weights) on the trajectories, loss on assistant turns only.
 
 Reads   data/<run>/sft_train.jsonl, sft_val.jsonl
-Writes  checkpoints/<run>/sft/{adapter,merged,checkpoint-*,metrics.jsonl,manifest.json}; resumes by itself
+Writes  checkpoints/<run>/sft/{adapter,merged,checkpoint-*,metrics.jsonl,samples.jsonl,manifest.json}; resumes by itself
 
     python step3_sft.py --config recipes/demo.yaml
     python step3_sft.py --config recipes/spider-qwen2.5-coder-1.5b-24gb.yaml --sft.load_in_4bit true
@@ -16,6 +16,7 @@ from core.config import load_recipe_args, run_step
 def add_arguments(parser):
     parser.add_argument("--restart", action="store_true", help="throw away what this stage has so far")
     fit.add_argument(parser)
+    parser.add_argument("--skip_checks", action="store_true", help="start even if the self-checks would refuse to")
 
 
 def main():
@@ -37,51 +38,67 @@ def train(recipe, args):
     make = f"python step2_prepare_data.py --config {args.config}"
     train, val = (read_jsonl(file, make) for file in files)
 
+    import rewards
+    from core import checks, sft
     from core import train as training
-    from core.chat import render
-    from core.checks import check_rendering
-    from core.models import load_model, load_tokenizer, lora_config, model_source
-    from core.tree import attend_in_tree, collate, packs_exactly, score_labelled_positions_only
+    from core.health import Samples
+    from core.held_out import HeldOut
+    from core.models import load_model, load_tokenizer, lora_config, model_source, untrained_tokens
     from core.workflow import prompt_tools
     from envs import ENVIRONMENTS
+    from rewards.probe import every_cheat
+    from tasks.prepare import environment_limits
 
     training.quiet()
-    if training.is_finished(folder, recipe):
+    if training.is_finished(folder, recipe, files):
         return
     check_sharded(recipe.sft.load_in_4bit)
     source = model_source(recipe.model)
     tokenizer = load_tokenizer(source)
     tools = {name: prompt_tools(recipe.agent, make()) for name, make in ENVIRONMENTS.items()}
-    for row in train[:32]:
-        check_rendering(tokenizer, row, tools[row["environment"]])
-    print(f"self-check: rendering, loss mask, parser and stop token agree with the rollout on {len(train[:32])} rows")
+    checks.before_training(tokenizer, train, tools, rewards, recipe.grpo.rewards, every_cheat, args.skip_checks)
 
     from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig
 
-    def tokens(row):
-        ids, mask = render(tokenizer, row["messages"], tools[row["environment"]])
-        return {"input_ids": ids, "labels": [i if m else -100 for i, m in zip(ids, mask, strict=True)]}
-
+    settings = recipe.sft
     config = training.DEFAULTS | {"max_length": None, "eval_strategy": "no", "per_device_eval_batch_size": 8}
-    config |= recipe.sft.config | training.common_arguments(recipe, folder)
-    model = load_model(source, recipe.sft.load_in_4bit)
-    score_labelled_positions_only()
-    as_tree = packs_exactly(model.config)
-    if as_tree:
-        attend_in_tree(model)
-    trainer = SFTTrainer(
+    if settings.config.get("packing"):
+        config["max_length"] = recipe.data.max_length
+    config |= settings.config | training.common_arguments(recipe, folder)
+    if settings.accuracy_rows:
+        config |= sft.best_by_accuracy(config)
+    training.trackers(folder, config["report_to"])
+    model = load_model(source, settings.load_in_4bit, train_all=settings.lora is None)
+    new_tokens = untrained_tokens(model, tokenizer)
+    if new_tokens and settings.lora:
+        print(f"{', '.join(tokenizer.convert_ids_to_tokens(new_tokens))}: untrained in this base, their rows train too")
+    rows, held_out = (
+        [sft.labelled(tokenizer, row, tools[row["environment"]]) for row in split] for split in (train, val)
+    )
+    trainer = sft.AccuracyTrainer(
         model=model,
         args=SFTConfig(**config),
-        train_dataset=Dataset.from_list([tokens(row) for row in train]),
-        eval_dataset=Dataset.from_list([tokens(row) for row in val]),
+        train_dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(held_out),
         processing_class=tokenizer,
-        peft_config=lora_config(recipe.sft.lora),
-        data_collator=collate if as_tree else None,
+        peft_config=lora_config(settings.lora, new_tokens, model.config.tie_word_embeddings),
     )
+    if settings.accuracy_rows:
+
+        def make_env(row):
+            return ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
+
+        samples = Samples(folder, recipe.agent, rewards)
+        trainer.held_out = HeldOut(val[: settings.accuracy_rows], tokenizer, recipe, make_env, samples)
+    if not args.skip_checks:
+        checks.check_labels(trainer, rows)
+        trainer.add_callback(checks.AdapterCheck(rows[0]["input_ids"]))
     columns = {
         "loss": "loss",
         "eval_loss": "held-out loss",
+        "eval_accuracy": "held-out accuracy",
+        "eval_tool_use": "with tool calls",
         "mean_token_accuracy": "token accuracy",
         "grad_norm": "grad",
     }
@@ -90,8 +107,8 @@ def train(recipe, args):
         f"SFT: {len(train)} rows, {sum(p.numel() for p in trainer.model.parameters() if p.requires_grad):,} weights train"
     )
     trainer.train(resume_from_checkpoint=training.last_checkpoint(folder))
-    held_out = trainer.evaluate()["eval_loss"]
-    training.finish(recipe, folder, trainer, tokenizer, source, files, started, held_out_loss=held_out)
+    figures = sft.best_figures(trainer)
+    training.finish(recipe, folder, trainer, tokenizer, source, files, started, rows[0]["input_ids"], **figures)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Reads   data/<run>/rl_train.jsonl, checkpoints/<run>/sft/merged
 Writes  data/<run>/difficulty.jsonl (with grpo.rate_difficulty),
-        checkpoints/<run>/grpo/{adapter,merged,checkpoint-*,metrics.jsonl,manifest.json}; resumes by itself
+        checkpoints/<run>/grpo/{adapter,merged,checkpoint-*,metrics.jsonl,samples.jsonl,manifest.json}; resumes by itself
 
     python step4_grpo.py --config recipes/demo.yaml --dry_run      # 10 prompts: every turn, reward, mask and check
     python step4_grpo.py --config recipes/demo.yaml
@@ -18,6 +18,7 @@ from core.config import UserError, load_recipe_args, run_step
 
 def add_arguments(parser):
     parser.add_argument("--restart", action="store_true", help="throw away what this stage has so far")
+    parser.add_argument("--skip_checks", action="store_true", help="start even if the self-checks would refuse to")
     parser.add_argument(
         "--from_stage", default="sft", help="stage or folder to start from (default sft; base = no SFT)"
     )
@@ -48,21 +49,31 @@ def train(recipe, args):
     if unknown or not recipe.grpo.rewards:
         raise UserError(f"grpo.rewards names {sorted(unknown) or 'nothing'}; there are: {', '.join(REWARDS)}")
     file = recipe.data_dir / "rl_train.jsonl"
-    rows = read_jsonl(file, f"python step2_prepare_data.py --config {args.config}")
+    make = f"python step2_prepare_data.py --config {args.config}"
+    rows = read_jsonl(file, make)
 
+    import rewards as judge
+    from core import checks, workflow
     from core import train as training
-    from core import workflow
     from core.backend import generation_backend
+    from core.chat import render
     from core.decode import fast_generate
+    from core.health import EPISODE_COLUMNS, Samples, episode_figures
+    from core.held_out import HeldOut, HeldOutDuringGrpo
     from core.models import load_model, load_tokenizer, lora_config, stage_source
     from envs import ENVIRONMENTS
+    from rewards.probe import every_cheat
     from tasks.prepare import environment_limits
 
     training.quiet()
-    if training.is_finished(folder, recipe):
-        return
     source = stage_source(recipe, args.from_stage)
+    inputs = [file] + ([recipe.run_dir / "sft" / "manifest.json"] if args.from_stage == "sft" else [])
+    if training.is_finished(folder, recipe, inputs):
+        return
     tokenizer = load_tokenizer(source)
+    tools = {name: workflow.prompt_tools(recipe.agent, env()) for name, env in ENVIRONMENTS.items()}
+    worked = read_jsonl(recipe.data_dir / "sft_train.jsonl", make)
+    checks.before_training(tokenizer, worked, tools, judge, recipe.grpo.rewards, every_cheat, args.skip_checks)
 
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # environment_factory is pinned with TRL's version
     import torch
@@ -89,11 +100,12 @@ def train(recipe, args):
     if recipe.grpo.resample:
         check_settings(arguments)
     if recipe.grpo.rate_difficulty:
-        judge = functools.partial(main_scores, weights=recipe.grpo.rewards)
+        scores = functools.partial(main_scores, weights=recipe.grpo.rewards)
         rows, facts["difficulty"] = rated_prompts(
-            recipe, rows, source, arguments, lambda name: environments[name](), judge
+            recipe, rows, source, arguments, lambda name: environments[name](), scores
         )
         arguments.shuffle_dataset = False  # easy ones first
+    training.trackers(folder, config["report_to"])
     trainer = GroupTrainer(
         model=load_model(source, recipe.grpo.load_in_4bit),
         args=arguments,
@@ -107,21 +119,25 @@ def train(recipe, args):
         peft_config=lora_config(recipe.grpo.lora),
     )
     trainer.resample, trainer.tool_deadline = recipe.grpo.resample, 2 * agent.timeout
+    ids, _ = render(tokenizer, worked[0]["messages"], tools[worked[0]["environment"]])  # a real row
+    samples = Samples(folder, agent, judge)
+    trainer.observers = (episode_figures, samples)
+    if not args.skip_checks:
+        trainer.observers += (checks.SamplerCheck(),)
+        trainer.add_callback(checks.AdapterCheck(ids))
+    if recipe.grpo.accuracy_rows:
+        val = read_jsonl(recipe.data_dir / "sft_val.jsonl", make)[: recipe.grpo.accuracy_rows]
+        held_out = HeldOut(val, tokenizer, recipe, lambda row: environments[row["environment"]](), samples)
+        trainer.add_callback(HeldOutDuringGrpo(trainer, held_out))
     if not trainer.args.use_vllm:
         trainer.model.generate = fast_generate(trainer.model, [tokenizer.eos_token_id], tokenizer.pad_token_id)
-    columns = {"reward": "reward"} | {f"rewards/{n}/mean": n for n in recipe.grpo.rewards}
-    columns |= {
-        "frac_reward_zero_std": "no-spread groups",
-        "resample/useful": "useful groups",
-        "tools/call_frequency": "tool calls",
-    }
-    columns |= {"tools/failure_frequency": "tool failures", "completions/clipped_ratio": "cut", "entropy": "entropy"}
-    training.speak(trainer, folder, columns | {"step_time": "seconds"})
+    columns = {"reward": "reward"} | {f"rewards/{n}/mean": n for n in recipe.grpo.rewards} | EPISODE_COLUMNS
+    training.speak(trainer, folder, columns, recipe.grpo.accuracy_rows)
     a = trainer.args
     print(f"GRPO: {a.generation_batch_size // a.num_generations} prompts x {a.num_generations} episodes a step, "
           f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}; rollouts by {sentence}")  # fmt: skip
     trainer.train(resume_from_checkpoint=training.last_checkpoint(folder))
-    training.finish(recipe, folder, trainer, tokenizer, source, [file], started, **facts)
+    training.finish(recipe, folder, trainer, tokenizer, source, inputs, started, ids, **facts)
 
 
 def dry_run(recipe, args):

@@ -114,8 +114,7 @@ def render(tokenizer, messages: list[dict], tools: list | None) -> tuple[list[in
 
 
 def prompt_ids(tokenizer, messages: list[dict], tools: list | None) -> list[int]:
-    options = {"tools": tools, "add_generation_prompt": True, "return_dict": False}
-    return tokenizer.apply_chat_template(visible(messages), **options)
+    return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
 
 
 def tool_suffix(tokenizer, tool_messages: list[dict]) -> list[int]:

@@ -83,6 +83,7 @@ class Lora:
 class Sft:
     lora: Lora | None = field(default_factory=Lora)  # null = train every weight
     load_in_4bit: bool = False  # QLoRA: nf4, double quantisation
+    accuracy_rows: int = 0  # held-out questions played at every save: the most accurate checkpoint wins
     config: dict[str, Any] = field(default_factory=dict)  # TRL SFTConfig fields
 
 
@@ -90,6 +91,7 @@ class Sft:
 class Grpo:
     lora: Lora | None = field(default_factory=Lora)
     load_in_4bit: bool = False
+    accuracy_rows: int = 0  # the same during GRPO: does accuracy follow the reward?
     rewards: dict[str, float] = field(default_factory=dict)  # reward function -> weight
     rate_difficulty: int = 0  # samples per prompt that rate it first: always and never solved ones go, easy ones lead
     resample: int = 0  # extra rounds a step that replace groups without spread by groups of other prompts

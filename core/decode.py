@@ -81,7 +81,10 @@ def sample(logits, temperature: float, generator=None, points: list[float] | Non
 
 
 def fast_generate(model, eos_ids: list[int], pad: int):
-    """A function with the signature of `model.generate`, for the settings that GRPO samples with."""
+    """A function with the signature of `model.generate`, for the settings that GRPO samples with.
+
+    `generate.logprobs` holds, for each row of the last call, the log-probabilities of the tokens it has written.
+    """
     import torch
 
     original = model.generate
@@ -90,17 +93,20 @@ def fast_generate(model, eos_ids: list[int], pad: int):
     def generate(input_ids=None, attention_mask=None, generation_config=None, **kwargs):
         config = generation_config
         filtered = config.top_k or (config.top_p or 1.0) < 1 or config.min_p or (config.repetition_penalty or 1.0) != 1
+        generate.logprobs = None
         if not plain or kwargs.keys() - {"disable_compile"} or filtered:
             return original(input_ids, attention_mask=attention_mask, generation_config=config, **kwargs)
         temperature = config.temperature if config.do_sample else 0.0
         prompts = [i[m.bool()].tolist() for i, m in zip(input_ids, attention_mask, strict=True)]
-        rows, written = list(range(len(prompts))), [[] for _ in prompts]
+        rows, written, logprobs = list(range(len(prompts))), [[] for _ in prompts], [[] for _ in prompts]
         with torch.no_grad():
             logits, mask, cache = read_prompts(model, prompts, pad)
             for _ in range(config.max_new_tokens):
                 tokens = sample(logits, temperature)
-                for row, token in zip(rows, tokens.tolist(), strict=True):
+                chosen = (logits.float() / (temperature or 1.0)).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+                for row, token, logprob in zip(rows, tokens.tolist(), chosen.tolist(), strict=True):
                     written[row].append(token)
+                    logprobs[row].append(logprob)
                 alive = [slot for slot, row in enumerate(rows) if written[row][-1] not in eos_ids]
                 if not alive:
                     break
@@ -110,6 +116,7 @@ def fast_generate(model, eos_ids: list[int], pad: int):
                     mask, tokens, rows = mask[keep], tokens[keep], [rows[slot] for slot in alive]
                 mask = torch.cat([mask, mask.new_ones((len(rows), 1))], dim=1)
                 logits = forward(model, tokens[:, None], mask, cache)
+        generate.logprobs = logprobs
         width = max(len(w) for w in written)
         new = torch.tensor([w + [pad] * (width - len(w)) for w in written], device=input_ids.device)
         return torch.cat([input_ids, new], dim=1)

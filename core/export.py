@@ -17,7 +17,7 @@ from core.adapter import chain, check_adapter, combine, convert_adapter
 from core.artifacts import atomic_dir, read_manifest, write_manifest
 from core.chat import family_of, template_for
 from core.config import FORMATS, Recipe, UserError
-from core.gguf import convert, plan, tensor_shapes, weight_files
+from core.gguf import convert, plan, weight_files
 from core.models import STAGES, adapter_base, fingerprint, hub_reachable, load_tokenizer, save_merged, stage_source
 from core.ollama import write_ollama
 
@@ -194,7 +194,7 @@ def _check(recipe: Recipe, source: Path, base: Path | None, todo: list[str], fol
     if "adapter" in todo:
         chain(source)
     plans = [plan(base or source, n.removeprefix("gguf-")) for n in todo if _served(n)]
-    weights = sum(shard.stat().st_size for shard in tensor_shapes(base or source))  # reads their headers
+    weights = sum(f.stat().st_size for f in weight_files(base or source))
     need = sum(p.nbytes for p in plans)
     if "hf" in todo and (base or not _same_disk(source, folder)):
         need += weights

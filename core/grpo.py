@@ -4,13 +4,14 @@ import torch
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
+from core.health import Observed
 from core.ranks import Lockstep
 from core.resample import Resampling
 from core.tools import ConcurrentTools
 from core.tree import attend_in_tree, pack, packs_exactly, score_labelled_positions_only
 
 
-class GroupTrainer(Lockstep, ConcurrentTools, Resampling, GRPOTrainer):
+class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer):
     def __init__(self, *args, **kwargs):
         score_labelled_positions_only()
         super().__init__(*args, **kwargs)

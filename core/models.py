@@ -100,17 +100,18 @@ def fingerprint(source: str) -> list:
     return [source, files, fingerprint(base) if base else None]
 
 
-def load_model(source: str, load_in_4bit: bool = False):
+def load_model(source: str, load_in_4bit: bool = False, train_all: bool = False):
     """Weights in bf16 where the device computes it well, float32 elsewhere; 4-bit is nf4 with double quantisation.
 
     The folder of an adapter (a checkpoint of a LoRA run) is loaded on its base and merged in memory.
+    `train_all`: float32 everywhere, because a step of 1e-5 is lost in the rounding of bf16 weights.
     """
     import torch
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    kwargs = {"dtype": compute_dtype()}
+    kwargs = {"dtype": torch.float32 if train_all else compute_dtype()}
     if load_in_4bit:
         kwargs["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
@@ -130,16 +131,41 @@ def load_model(source: str, load_in_4bit: bool = False):
 
 
 def compute_dtype():
+    """bf16 from compute capability 8.0 on (A100, RTX 30); before it (T4, V100) bf16 is emulated and slower than float32."""
     import torch
 
-    return torch.bfloat16 if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else torch.float32
+    native = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    return torch.bfloat16 if native else torch.float32
 
 
-def lora_config(lora):
-    """PEFT's configuration from a recipe's `lora:` section; None trains every weight."""
+PROTOCOL = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+
+
+def untrained_tokens(model, tokenizer, limit: float = 0.9999) -> list[int]:
+    """Ids of the protocol's tokens whose embedding is that of an id nobody uses: the base has never seen them.
+
+    Qwen2.5-Coder cannot write `<tool_call>` for this reason, and adapters on the projections alone do not mend it. Ids
+    beyond the tokenizer's vocabulary only fill the matrix up; what looks like them (cosine > `limit`) is untrained too.
+    """
+    import torch
+
+    rows = model.get_input_embeddings().weight.detach()
+    unused = rows[len(tokenizer) :]
+    ids = [i for i in map(tokenizer.get_vocab().get, PROTOCOL) if i is not None]
+    if not len(unused) or not ids:
+        return []
+    alike = torch.cosine_similarity(rows[ids].float(), unused.float().mean(0, keepdim=True))
+    zero = rows[ids].float().norm(dim=1) < 1e-6 * rows[: len(tokenizer)].float().norm(dim=1).mean()
+    return [i for i, a, z in zip(ids, alike.tolist(), zero.tolist(), strict=True) if a > limit or z]
+
+
+def lora_config(lora, new_tokens: list[int] | None = None, tied: bool = True):
+    """PEFT's configuration from a recipe's `lora:` section; None trains every weight. `new_tokens` get rows of their own."""
     if lora is None:
         return None
     from peft import LoraConfig
+
+    rows = {"embed_tokens": new_tokens} | ({} if tied else {"lm_head": new_tokens}) if new_tokens else None
 
     modules = lora.target_modules
     if lora.layers and modules == "all-linear":  # PEFT takes `layers_to_transform` only beside names
@@ -150,25 +176,67 @@ def lora_config(lora):
         lora_dropout=lora.dropout,
         target_modules=modules,
         layers_to_transform=lora.layers or None,
+        trainable_token_indices=rows,
         task_type="CAUSAL_LM",
     )
 
 
-def save_merged(source: str, adapter: Path | None, tokenizer, target: Path) -> None:
-    """Merge an adapter into the *unquantised* base at `source` and save folder `target` whole or not at all."""
+MERGE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}  # mean |difference of log-probabilities| on a real row
+
+
+def save_merged(source: str, adapter: Path | None, tokenizer, target: Path, ids: list[int] | None = None) -> dict:
+    """Merge an adapter into the *unquantised* base at `source` and save folder `target` whole or not at all.
+
+    What was saved is read again and must give the tokens of a real row (`ids`; else of a query) the log-probabilities
+    that base plus adapter give them; these must differ from the base's if the adapter has learnt anything. Returns both differences.
+    """
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=compute_dtype())
+    ids = ids or tokenizer("SELECT name, count(*) FROM customer WHERE city = 'Paris' GROUP BY name")["input_ids"]
+
+    def load(folder):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=compute_dtype()).eval()
+
+    model, base = load(source), None
     if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
+        base = token_logprobs(model, ids)
+        model = PeftModel.from_pretrained(model, str(adapter)).eval()
+    meant = token_logprobs(model, ids)
+    if adapter is not None:
+        learnt = any(bool(p.any()) for name, p in model.named_parameters() if "lora_B" in name)
+        if learnt and bool((meant == base).all()):
+            raise UserError(
+                f"{adapter} has learnt something, but base plus adapter answer as the base: another model's?"
+            )
+        model = model.merge_and_unload(safe_merge=True)
     with atomic_dir(target) as tmp, torch.no_grad():
         model.config.use_cache = True
         model.generation_config.eos_token_id = tokenizer.eos_token_id
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         model.save_pretrained(tmp)
         tokenizer.save_pretrained(tmp)
+        del model
+        saved = token_logprobs(load(tmp), ids)
+        gap, dtype = (saved - meant).abs().mean().item(), str(compute_dtype()).removeprefix("torch.")
+        if not gap <= MERGE_TOLERANCE[dtype]:  # NaN fails too
+            raise UserError(
+                f"{target} was not written: the merged weights give a real row log-probabilities that differ by {gap:.3g} on "
+                f"average from base plus adapter (limit {MERGE_TOLERANCE[dtype]} in {dtype}). The adapter in {adapter} is "
+                "whole; check the versions (python -m core.doctor), and load base and adapter apart meanwhile"
+            )
+    return {"merge_gap": gap, "merge_moved": None if base is None else (meant - base).abs().mean().item()}
+
+
+def token_logprobs(model, ids: list[int]):
+    """Log-probability of each token of one sequence after the first, as float32 on the CPU."""
+    import torch
+
+    inputs = torch.tensor([ids], device=model.device)
+    with torch.no_grad():
+        logits = model(input_ids=inputs).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(-1, inputs[0, 1:, None])[:, 0].cpu()
 
 
 def _in_hub_cache(name: str) -> bool:

@@ -1,6 +1,7 @@
 """What SFT and GRPO have in common: trainer arguments from a recipe, one progress line a step, resume, and the end."""
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 from transformers import PrinterCallback, TrainerCallback
 
 from core import fit
-from core.artifacts import read_manifest, write_manifest
+from core.artifacts import atomic_file, file_hash, read_manifest, write_manifest
 from core.config import Recipe, UserError
+from core.health import Alarms, Measure, cut_log
 from core.models import compute_dtype, save_merged
 from core.ranks import on_main, one_log, world
 
@@ -30,23 +32,39 @@ def common_arguments(recipe: Recipe, folder: Path) -> dict:
     }
 
 
-DEFAULTS = {"logging_steps": 1, "report_to": "tensorboard", "save_total_limit": 2, "dataloader_pin_memory": False}
+DEFAULTS = {
+    "logging_steps": 1,
+    "report_to": "tensorboard",
+    "save_total_limit": 2,
+    "dataloader_pin_memory": False,
+    "activation_checkpointing": True,
+}
 
 
 @on_main
-def is_finished(folder: Path, recipe: Recipe, say=print) -> bool:
-    """A stage with a manifest is whole. One made with other settings of its own, or before it, is said, and made anew."""
-    manifest = read_manifest(folder)
-    if manifest is None:
-        return False
+def is_finished(folder: Path, recipe: Recipe, inputs: list, say=print) -> bool:
+    """A stage with a manifest is whole. What was made, or begun, with other settings or other data is said and removed.
+
+    `experiment.json` is written when a stage begins, so that a half-done one resumes only as the same experiment.
+    """
     used = ("model", "tasks", "seed", "agent", "data", "sft") + (("grpo",) if folder.name == "grpo" else ())
-    now, then = fit.whatever_fits(recipe.to_dict()), fit.whatever_fits(manifest["recipe"])
-    changed = [k for k in used if now[k] != then.get(k)]
-    if not changed:
+    now = fit.whatever_fits(recipe.to_dict())
+    asked = {k: now[k] for k in used} | {str(p): file_hash(p) for p in inputs}
+    path, manifest = folder / "experiment.json", read_manifest(folder)
+    made = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if made is None and manifest is not None:  # made before there was this file
+        then = fit.whatever_fits(manifest["recipe"])
+        made = {k: then.get(k) for k in used} | manifest["inputs"]
+    changed = [k for k in asked if made is not None and made.get(k) != asked[k]]
+    if changed:
+        say(f"{folder} was made with another {', '.join(changed)}: starting anew")
+        shutil.rmtree(folder)
+    elif manifest is not None:
         say(f"{folder} is finished already (made in {manifest['seconds']:.0f} s); --restart makes it again")
         return True
-    say(f"{folder} was made with another {', '.join(changed)}: starting anew")
-    shutil.rmtree(folder)
+    if made is None or changed:
+        with atomic_file(path) as f:
+            json.dump(asked, f, indent=1, ensure_ascii=False)
     return False
 
 
@@ -93,6 +111,19 @@ def _is_whole(checkpoint: Path) -> bool:
     return True
 
 
+def trackers(folder: Path, report_to) -> None:
+    """Weights & Biases goes online if there is a key, and else writes into the stage's folder (`wandb sync` sends it later)."""
+    names = [report_to] if isinstance(report_to, str) else list(report_to or [])
+    if not {"wandb", "all"} & set(names):
+        return
+    netrc = Path.home() / ".netrc"
+    key = os.environ.get("WANDB_API_KEY") or (netrc.exists() and "wandb" in netrc.read_text())
+    os.environ.setdefault("WANDB_MODE", "online" if key else "offline")
+    os.environ.setdefault("WANDB_PROJECT", "sixstep")
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("WANDB_DIR", str(folder))
+
+
 def quiet() -> None:
     """Leave out what the user cannot act on: the libraries' notes to themselves and a second set of progress lines."""
     import logging
@@ -108,27 +139,36 @@ def quiet() -> None:
     board.addFilter(lambda record: "attempting to log a value of" not in record.getMessage())
 
 
-def speak(trainer, folder: Path, columns: dict[str, str]) -> None:
-    """Our one line a step instead of the trainer's dictionaries."""
+def speak(trainer, folder: Path, columns: dict[str, str], held_out_rows: int = 0) -> None:
+    """Our one line a step, with alarms, instead of the trainer's dictionaries."""
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Progress(folder, columns))
+    trainer.add_callback(Measure(trainer))
+    trainer.add_callback(Progress(folder, columns | HEALTH, Alarms(held_out_rows)))
+
+
+HEALTH = {"tokens_per_second": "tokens/s", "memory_gib": "GiB"}
 
 
 class Progress(TrainerCallback):
-    """One compact line a logging step with an estimate of the end, and the same numbers in metrics.jsonl."""
+    """One compact line a logging step with an estimate of the end, the same numbers in metrics.jsonl, and the alarms."""
 
-    def __init__(self, folder: Path, columns: dict[str, str]):
-        self.folder, self.columns, self.began, self.first = folder, columns, None, 0
+    def __init__(self, folder: Path, columns: dict[str, str], alarms: Alarms):
+        self.path, self.columns, self.alarms = folder / "metrics.jsonl", columns, alarms
+        self.began, self.first = time.time(), 0
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.began, self.first = time.time(), state.global_step
+        if state.is_world_process_zero:
+            for record in cut_log(self.path, state.global_step):
+                self.alarms.update(record)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if not state.is_world_process_zero or not logs:
             return
-        logs = logs | fit.used()
-        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as f:
-            f.write(json.dumps({"step": state.global_step, "time": round(time.time(), 1), **logs}) + "\n")
+        alarms = self.alarms.update(logs)
+        record = {"step": state.global_step, "time": round(time.time(), 1), **logs}
+        with open(self.path, "a", encoding="utf-8") as f:
+            f.write(json.dumps(record | ({"alarms": alarms} if alarms else {})) + "\n")
         shown = [
             f"{label} {logs[key]:.3g}" for key, label in self.columns.items() if isinstance(logs.get(key), int | float)
         ]
@@ -136,26 +176,33 @@ class Progress(TrainerCallback):
             done = max(1, state.global_step - self.first)
             left = (time.time() - self.began) / done * (state.max_steps - state.global_step)
             print(f"  step {state.global_step}/{state.max_steps}  {'  '.join(shown)}  {left:.0f} s left", flush=True)
+        for line in alarms:
+            print(line, flush=True)
 
 
 def finish(
-    recipe: Recipe, folder: Path, trainer, tokenizer, source: str, inputs: list, started: float, **facts
+    recipe: Recipe, folder: Path, trainer, tokenizer, source: str, inputs: list, started: float, ids: list[int], **facts
 ) -> None:
-    """Save the adapter, merge it into the unquantised base, and write the manifest last."""
+    """Save the adapter, merge it into the unquantised base, check that on the real row `ids`, and write the manifest last."""
     facts |= {"processes": trainer.accelerator.num_processes, "memory": fit.compared(recipe, folder.name)}
     adapter = hasattr(trainer.model, "peft_config")
     trainer.save_model(str(folder / ("adapter" if adapter else "trained")))  # by all: sharded weights are put together
-    _publish(recipe, folder, tokenizer, source, adapter, inputs, started, steps=trainer.state.global_step, **facts)
+    facts["steps"] = trainer.state.global_step
+    _publish(recipe, folder, tokenizer, source, adapter, inputs, started, ids, **facts)
 
 
 @on_main
 def _publish(
-    recipe: Recipe, folder: Path, tokenizer, source: str, adapter: bool, inputs: list, started: float, **facts
+    recipe: Recipe, folder: Path, tokenizer, source: str, adapter: bool, inputs: list, started: float, ids, **facts
 ) -> None:
     if adapter:
-        save_merged(source, folder / "adapter", tokenizer, folder / "merged")
+        facts |= save_merged(source, folder / "adapter", tokenizer, folder / "merged", ids)
+        print(f"merged into {source}: mean |log-probability| gap to base plus adapter {facts['merge_gap']:.2g}, "
+              f"to the base alone {facts['merge_moved']:.2g}")  # fmt: skip
+        if not facts["merge_moved"]:
+            print("WARNING: nothing was learnt: the adapter is as it was at the start (no step had a gradient)")
     else:
-        save_merged(str(folder / "trained"), None, tokenizer, folder / "merged")
+        facts |= save_merged(str(folder / "trained"), None, tokenizer, folder / "merged", ids)
         shutil.rmtree(folder / "trained")
     write_manifest(folder, recipe, inputs, started, base=source, **facts)
     print(f"wrote {folder}/merged and {folder}/manifest.json in {time.time() - started:.0f} s")

@@ -44,6 +44,12 @@ def holds(scores: dict[str, float | None], name: str | None) -> bool | None:
     return None if value is None else value >= ENOUGH.get(name, 1.0)
 
 
+def right_reward(environment: str, names) -> str:
+    """Of the rewards a recipe names, the one that means being right: the strict match stands in for the official one."""
+    strict = environment == "sql" and "exec_match_strict" in names
+    return "exec_match_strict" if strict else PRIMARY[environment]
+
+
 def score(row: dict, completion: list[dict]) -> dict[str, float | None]:
     return score_batch([row], [completion])[0]
 

@@ -25,7 +25,7 @@ from rewards.math import final_answer, tagged_answers
 from rewards.medical import copied
 from rewards.sql import final_sql, sql_blocks
 
-__all__ = ["Probe", "honest_failure", "probes"]
+__all__ = ["Probe", "every_cheat", "honest_failure", "probes"]
 
 FREQUENT = 0.05  # share of episodes from which a pattern is marked
 PAYING = 0.02  # share from which it is marked if it earns more than the rest
@@ -44,6 +44,11 @@ class Pattern:
     pays: float | None  # mean total of these episodes minus that of the others; None where there are no others
     suspicious: bool
     examples: list[str]
+
+
+def every_cheat(row: dict) -> list[Probe]:
+    """What a right episode has to out-earn."""
+    return [*probes(row), Probe("an honest failure", honest_failure(row))]
 
 
 def read(paths: list[Path], stage: str | None = None) -> list[dict]:

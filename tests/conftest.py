@@ -102,3 +102,27 @@ def medical_row(sql_row) -> dict:
         "gold": "2 people from Rome are registered; the oldest, Bob, is 45 years old.",
         "facts": ["2", "45", "Bob"],
     }
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> str:
+    """A folder with a tiny real model and its tokenizer (tests/tiny_model.py)."""
+    from tests.tiny_model import build_tiny_model
+
+    home = tmp_path_factory.mktemp("tiny")
+    return str(build_tiny_model(home / "tiny", home / "raw"))
+
+
+@pytest.fixture
+def worked_rows(sql_row, math_row) -> list[dict]:
+    """One right episode of each environment, with real tool results."""
+    from tasks.base import call, result, say
+
+    sql = sql_row["gold"]
+    turns = [
+        call("execute_sql", {"query": sql}, "Let me look."),
+        result("execute_sql", "name\nAnn\nDora"),
+        say("Done."),
+    ]
+    sums = [call("calculator", {"expression": "18-6"}), result("calculator", "12"), say("<answer>12</answer>")]
+    return [sql_row | {"messages": sql_row["prompt"] + turns}, math_row | {"messages": math_row["prompt"] + sums}]

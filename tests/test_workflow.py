@@ -197,7 +197,7 @@ def flow_row(sql_row):
 
 @pytest.mark.slow
 def test_rollout_ids_are_those_of_sft(tiny, flow_row):
-    from core.chat import prompt_ids, render
+    from core.chat import render
     from core.checks import check_rendering
     from core.models import load_tokenizer
     from core.rollout import Episode, to_openai
@@ -211,12 +211,6 @@ def test_rollout_ids_are_those_of_sft(tiny, flow_row):
     played = episode.prompt_ids + episode.completion_ids
     assert played == ids[: len(played)] and mask[len(episode.prompt_ids) : len(played)] == episode.mask
     assert "tool_call" not in tokenizer.decode(played)
-    asked_on = [
-        *flow_row["prompt"],
-        *episode.completion,
-        {"role": "user", "content": "And in Rome?"},
-    ]  # as chat.py does
-    assert "tool_call" not in tokenizer.decode(prompt_ids(tokenizer, asked_on, None))
     check_rendering(tokenizer, flow_row | {"messages": flow_row["prompt"] + episode.completion}, None)
     wire = to_openai(flow_row["prompt"] + episode.completion)  # what a server is sent, and renders to the same ids
     assert tokenizer.apply_chat_template(wire, return_dict=False)[: len(played)] == played
