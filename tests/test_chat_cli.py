@@ -1,0 +1,97 @@
+"""chat.py as a user meets it: a session on standard input, with a scripted server."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def chat(*words: str, say: str = "", code: int = 0) -> str:
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
+    words = [sys.executable, "chat.py", *words]
+    done = subprocess.run(words, cwd=ROOT, env=env, input=say, capture_output=True, text=True, timeout=600)
+    out = done.stdout + done.stderr
+    assert done.returncode == code and "Traceback" not in out, out[-3000:]
+    return out
+
+
+@pytest.fixture
+def server():
+    """Speaks the protocol; plays a policy that looks first and then says what it was told. Keeps what it was asked."""
+
+    class Policy(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.asked.append(asked)
+            last = asked["messages"][-1]
+            message = {"role": "assistant", "content": "It says: " + last["content"].splitlines()[-1]}
+            if last["role"] == "user":
+                call = {"name": "execute_sql", "arguments": json.dumps({"query": "SELECT count(*) AS n FROM customer"})}
+                message = {"role": "assistant", "content": "", "tool_calls": [
+                    {"id": "1", "type": "function", "function": call}]}  # fmt: skip
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})
+            self.send_response(500 if server.down else 200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Policy)
+    server.asked, server.down = [], False
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.slow
+def test_a_session_with_a_server(server, shop_db):
+    url = ["--endpoint", f"http://127.0.0.1:{server.server_port}/v1", "--served_model", "m", "--db", shop_db]
+    lines = ["/help", "How many customers?", "And how many now?", "/reset", "Customers?", "/sql SELECT name FROM customer",
+             "/sql DROP TABLE customer", "/schema", "/nonsense"]  # fmt: skip
+    out = chat(*url, say="\n".join(lines))
+    assert out.count("-> execute_sql: SELECT count(*)") == 3 and out.count("It says: (1 row)") == 3
+    assert "Dora" in out and "Error" in out and "CREATE TABLE" in out and "no command /nonsense" in out
+    questions = [[m["content"] for m in a["messages"] if m["role"] == "user"] for a in server.asked]
+    assert [len(q) for q in questions] == [1, 1, 2, 2, 1, 1]  # /reset forgets
+    assert all(a["messages"][0]["role"] == "system" for a in server.asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "--db FILE.sqlite or --task"),
+        (["--db", "no.sqlite"], "no database file 'no.sqlite'"),
+        (["--task", "spider"], "pass --db"),
+        (["--task", "mini_math", "--stage", "nowhere"], "'nowhere' is neither"),
+        (["--task", "mini_math", "--endpoint", "http://127.0.0.1:9/v1"], "--served_model"),
+    ],
+)
+def test_bad_input_is_one_clear_error(words, says):
+    assert says in chat(*words, code=1)
+
+
+@pytest.mark.slow
+def test_a_recipe_is_a_manifests_own(tmp_path):
+    """An exported folder carries what its agent was trained with: chat uses that when no recipe is named."""
+    import argparse
+
+    from chat import usual
+    from core.config import load_recipe
+
+    recipe = load_recipe(ROOT / "recipes/ci.yaml", ["--agent.max_rows", "7"])
+    (tmp_path / "manifest.json").write_text(json.dumps({"recipe": recipe.to_dict()}))
+    for stage in (tmp_path, tmp_path / "merged"):
+        args = argparse.Namespace(stage=str(stage), endpoint=None, db=None)
+        assert load_recipe(usual(args)) == recipe
