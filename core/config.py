@@ -3,17 +3,13 @@
     recipe, args = load_recipe_args("step3_sft.py", __doc__)      # in a step: --config and --section.key overrides
     recipe = load_recipe("recipes/demo.yaml", ["--sft.learning_rate", "1e-4"])
 
-The sections `sft` and `grpo` take the field names of TRL's SFTConfig and GRPOConfig as they are. Those names are read
-from TRL's source text, not by importing it (import: 10 s; `--help` and a typo must answer at once). Unknown keys and
-values of the wrong type fail here, before any model is loaded, with the nearest valid name.
+The sections `sft` and `grpo` take the field names of TRL's SFTConfig and GRPOConfig as they are. Unknown keys and values
+of the wrong type fail here, before any model is loaded, with the nearest valid name.
 """
 
 import argparse
-import ast
 import dataclasses
 import difflib
-import functools
-import importlib.util
 import os
 import re
 import sys
@@ -24,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from core.trl_fields import trl_fields
 
 
 class UserError(Exception):
@@ -276,28 +274,7 @@ def _assign(raw: dict, key: str, value: Any) -> None:
 def _section_keys(section: str) -> set[str]:
     hints = typing.get_type_hints(Recipe)
     keys = {f.name for f in dataclasses.fields(hints[section])} - {"config"}
-    return keys | set(_trl_fields(section)) if section in ("sft", "grpo") else keys
-
-
-@functools.cache
-def _trl_fields(section: str) -> dict[str, str]:
-    """Field name -> annotation text of SFTConfig or GRPOConfig, bases included."""
-    trl = Path(importlib.util.find_spec("trl").submodule_search_locations[0]) / "trainer"
-    transformers = Path(importlib.util.find_spec("transformers").submodule_search_locations[0])
-    fields: dict[str, str] = {}
-    for file in (transformers / "training_args.py", trl / "base_config.py", trl / f"{section}_config.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.ClassDef) and node.name in (
-                "TrainingArguments",
-                "_BaseConfig",
-                f"{section.upper()}Config",
-            ):
-                fields |= {
-                    n.target.id: ast.unparse(n.annotation)
-                    for n in node.body
-                    if isinstance(n, ast.AnnAssign) and not n.target.id.startswith("_")
-                }
-    return fields
+    return keys | set(trl_fields(section)) if section in ("sft", "grpo") else keys
 
 
 def _nearest(name: str, names) -> str:
@@ -311,7 +288,7 @@ def _build(cls, raw: dict, where: str):
         raise RecipeError(f"{where}: expected a mapping, found {raw!r}")
     hints, known = typing.get_type_hints(cls), {f.name: f for f in dataclasses.fields(cls)}
     section = {Sft: "sft", Grpo: "grpo"}.get(cls)
-    extra = _trl_fields(section) if section else {}
+    extra = trl_fields(section) if section else {}
     values, config = {}, {}
     for key, value in raw.items():
         if section and key in _OWNED:
