@@ -63,6 +63,7 @@ def main():
     arguments = sys.argv[5:]
     options = dict(zip(arguments[::2], arguments[1::2], strict=True))
     folder = Path(options["--checkpoint_root"]) / "ci" / {"step3_sft.py": "sft", "step4_grpo.py": "grpo"}[step]
+    folder.parent.mkdir(parents=True, exist_ok=True)
     log = str(folder.parent.parent / f"{step}.log")
     import torch
     import trl.trainer.grpo_trainer  # noqa: F401

