@@ -199,20 +199,17 @@ def run_step(main) -> None:
     """Run a step's main(): a user's mistake ends in one line and exit code 1 (2 for usage), not in a traceback."""
     try:
         main()
-    except RecipeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, RecipeError) else 1)
     except KeyboardInterrupt:
         print("\ninterrupted: run the same command again to go on from here", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if not _says_disk_full(error):
             raise
-        print(f"error: no space left on device ({getattr(error, 'filename', None) or error}): free some, then the same "
-              "command goes on", file=sys.stderr)  # fmt: skip
+        where = getattr(error, "filename", None) or error
+        print(f"error: no space left on device ({where}): free some, then the same command goes on", file=sys.stderr)
         sys.exit(1)
 
 
@@ -220,9 +217,6 @@ def _says_disk_full(error: Exception) -> bool:
     """Python, safetensors and torch each say it in their own way; torch names only the write that fell short."""
     text = str(error)
     return getattr(error, "errno", None) == 28 or "No space left" in text or "PytorchStreamWriter failed" in text
-
-
-# --------------------------------------------------------------------------------------------------------- checking
 
 
 def _parse_overrides(words) -> list[tuple[str, Any]]:

@@ -59,7 +59,6 @@ class Machine:
     cuda: bool
     gpu_gib: float
     four_bit: str  # "" where it works, else the error
-    vllm: bool
     hub: bool
     disk_gib: float
 
@@ -104,7 +103,7 @@ def look(hub: concurrent.futures.Future) -> tuple[list[Finding], Machine]:
         _embedded_finding(),
         _disk(disk_gib),
     ]
-    return findings, Machine(torch.cuda, torch.gpu_gib, torch.four_bit, bool(vllm), reachable, disk_gib)
+    return findings, Machine(torch.cuda, torch.gpu_gib, torch.four_bit, reachable, disk_gib)
 
 
 def impossible(recipe: Recipe, machine: Machine) -> list[str]:
@@ -121,15 +120,10 @@ def impossible(recipe: Recipe, machine: Machine) -> list[str]:
             reasons.append(
                 f"{section}.load_in_4bit, but 4-bit fails here ({machine.four_bit}). --{section}.load_in_4bit false"
             )
-    if recipe.grpo.config.get("use_vllm"):
-        if not machine.cuda:
-            reasons.append(
-                "grpo.use_vllm needs a GPU that torch can use. Try recipes/demo.yaml, or --grpo.use_vllm false (slow)"
-            )
-        elif not machine.vllm:
-            reasons.append(
-                "grpo.use_vllm, but vLLM is not installed. ./step1_env.sh --gpu, or --grpo.use_vllm false (slower)"
-            )
+    if recipe.grpo.config.get("use_vllm") and not machine.cuda:
+        reasons.append(
+            "grpo.use_vllm needs a GPU that torch can use. Try recipes/demo.yaml, or --grpo.use_vllm false (slow)"
+        )
     meant_for = re.search(r"-(\d+)gb$", recipe.run)
     if machine.cuda and meant_for and machine.gpu_gib < 0.85 * int(meant_for[1]):
         reasons.append(

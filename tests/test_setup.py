@@ -154,8 +154,8 @@ def test_cpu_never_takes_the_cuda_build_and_goes_on_after_a_failure(tree):
 
 # ---------------------------------------------------------------------------------------------------------- the doctor
 
-LAPTOP = Machine(cuda=False, gpu_gib=0, four_bit="", vllm=False, hub=False, disk_gib=50)
-GPU = Machine(cuda=True, gpu_gib=23.6, four_bit="", vllm=True, hub=True, disk_gib=500)
+LAPTOP = Machine(cuda=False, gpu_gib=0, four_bit="", hub=False, disk_gib=50)
+GPU = Machine(cuda=True, gpu_gib=23.6, four_bit="", hub=True, disk_gib=500)
 SPIDER = "recipes/spider-qwen2.5-coder-1.5b-24gb.yaml"
 
 
@@ -172,7 +172,6 @@ def test_what_can_run_where(monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "changes", "says"),
     [
-        ([], {"vllm": False}, "./step1_env.sh --gpu"),
         ([], {"gpu_gib": 15.0}, "set for a GPU of 24 GB"),
         ([], {"disk_gib": 0.4}, "disk free"),
         (["--sft.load_in_4bit", "true"], {"four_bit": "crashed with signal 4"}, "--sft.load_in_4bit false"),
