@@ -165,6 +165,8 @@ def _problem(stage: Finding, found: Finding) -> str:
     for what, verdicts in (("accuracy", correct), ("tool use", used_tool)):
         now, own = proportion(verdicts(found)), proportion(verdicts(stage))
         low, high = own["interval"]
+        if what == "tool use":  # servers mend a call that the model left unfinished: more of it is no drift
+            high = 1.0
         if not low - 1e-9 <= now["accuracy"] <= high + 1e-9:
             return f"{what} is {share(now['accuracy'])}, the stage's {share(own['accuracy'])} ({share(low)} - {share(high)})"
     return ""
