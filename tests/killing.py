@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
