@@ -97,9 +97,7 @@ def main():
         if code or killed >= kills:
             break
         usual = max(1.0, 0.8 * (time.time() - began))
-        (
-            folder / "manifest.json"
-        ).unlink()  # it came to its end: the stage is not whole again, from the last checkpoint
+        shutil.rmtree(folder)  # it came to its end before it was killed: from the start again
     print(json.dumps({"killed": killed, "inside_a_checkpoint": inside, "codes": codes}))
 
 
