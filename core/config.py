@@ -248,14 +248,14 @@ def _assign(raw: dict, key: str, value: Any) -> None:
     """`sft.learning_rate` or, where only one section can mean it, `learning_rate`."""
     parts = key.replace("-", "_").split(".")
     if len(parts) == 1 and parts[0] not in {f.name for f in dataclasses.fields(Recipe)}:
-        homes = [s for s in ("agent", "data", "sft", "grpo", "eval", "export") if parts[0] in _section_keys(s)]
+        known = {s: _section_keys(s) for s in ("agent", "data", "sft", "grpo", "eval", "export")}
+        homes = [s for s, keys in known.items() if parts[0] in keys]
         if len(homes) > 1:
             options = ", ".join(f"--{s}.{parts[0]}" for s in homes)
             raise RecipeError(f"--{key} could mean {options}: name one")
         if not homes:
-            everything = [k for s in ("agent", "data", "sft", "grpo", "eval", "export") for k in _section_keys(s)]
-            names = [f.name for f in dataclasses.fields(Recipe)]
-            raise RecipeError(f"unknown option --{key}.{_nearest(parts[0], everything + names)}")
+            names = {f.name for f in dataclasses.fields(Recipe)}.union(*known.values())
+            raise RecipeError(f"unknown option --{key}.{_nearest(parts[0], names)}")
         parts = [homes[0], *parts]
     node = raw
     for part in parts[:-1]:
@@ -354,9 +354,7 @@ def _check_trl_value(annotation: str, value, where: str):
 
 def _check_recipe(recipe: Recipe, path: Path) -> None:
     if not recipe.tasks or any(w <= 0 for w in recipe.tasks.values()):
-        raise RecipeError(
-            f"{path}: tasks needs at least one 'name: weight' with a weight above 0, found {recipe.tasks}"
-        )
+        raise RecipeError(f"{path}: tasks needs at least one 'name: weight' above 0, found {recipe.tasks}")
     if os.sep in recipe.run or recipe.run in ("", ".", "..", "raw"):
         raise RecipeError(f"{path}: run '{recipe.run}' must be a plain folder name")
     if not 0 <= recipe.data.correction_share <= 1:

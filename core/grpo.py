@@ -22,6 +22,13 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
             if self.ref_model is not None:
                 attend_in_tree(self.ref_model)
 
+    def _generate(self, *args, **kwargs):
+        try:
+            return super()._generate(*args, **kwargs)
+        finally:
+            if forget := getattr(self.model.generate, "forget", None):  # core/decode.py: training needs the memory
+                forget()
+
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **kwargs
     ):

@@ -51,3 +51,26 @@ def growing_cache(model) -> DynamicCache:
     cache.layers = [GrowingLayer() for _ in range(model.config.num_hidden_layers)]
     cache.layer_class_to_replicate = None
     return cache
+
+
+def rows_of(cache: DynamicCache, rows, mask: torch.Tensor) -> list[torch.Tensor]:
+    """What rows have read, without padding: (layers, keys and values, heads, tokens, width) for each."""
+    if not len(rows):
+        return []
+    width = cache.layers[0].keys.shape[-2]
+    return [
+        torch.stack([torch.stack([x[row][:, shown] for x in (la.keys, la.values)]) for la in cache.layers])
+        for row, shown in zip(rows, mask[list(rows), :width].bool(), strict=True)
+    ]
+
+
+def stacked(model, rows: list[torch.Tensor]) -> tuple[DynamicCache, torch.Tensor]:
+    """A cache that goes on from such rows, padded on the left, and its mask."""
+    cache, width = growing_cache(model), max(row.shape[-2] for row in rows)
+    mask = torch.tensor([[0] * (width - row.shape[-2]) + [1] * row.shape[-2] for row in rows], device=rows[0].device)
+    for number, layer in enumerate(cache.layers):
+        both = rows[0].new_zeros(2, len(rows), *rows[0].shape[2:3], width, rows[0].shape[-1])
+        for slot, row in enumerate(rows):
+            both[:, slot, :, width - row.shape[-2] :] = row[number]
+        layer.update(*both)
+    return cache, mask

@@ -54,6 +54,54 @@ def test_same_tokens_as_generate(model, prompts):
 
 
 @pytest.mark.slow
+def test_a_second_turn_goes_on_from_the_first_and_the_adapter_counts(model):
+    import copy
+
+    from peft import LoraConfig, get_peft_model
+    from transformers import GenerationConfig
+
+    from core import decode
+
+    torch.manual_seed(1)
+    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(r=4, target_modules=["q_proj", "up_proj"])).eval()
+    for name, p in adapted.named_parameters():
+        if "lora_B" in name:
+            p.data.normal_(std=0.3)
+    before = {name: p.clone() for name, p in adapted.named_parameters()}
+    config = GenerationConfig(max_new_tokens=9, do_sample=False, eos_token_id=None, pad_token_id=0)
+    prompts, read, real = [[5, 6, 7, 8], [5, 6, 7, 9, 9], [5, 6, 7, 8]], [], decode.forward
+
+    def counted(model, ids, mask, cache):
+        read.append(mask[:, -ids.shape[1] :].sum().item())
+        return real(model, ids, mask, cache)
+
+    decode.forward = counted
+    try:
+        eos = by_transformers(adapted, prompts[0], 9, None)[5]
+        generate = decode.fast_generate(adapted, [eos], 0)
+        for turn in range(3):
+            width = max(map(len, prompts))
+            ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+            read.clear()
+            out = generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
+            for n, (prompt, row) in enumerate(zip(prompts, out, strict=True)):
+                want = by_transformers(adapted, prompt, 9, eos)
+                assert row[: len(want)] == want
+                prompts[n] = [*prompt, *want, 11 + n, 12, 13][: 40 + n]  # a tool's result of another length each
+            assert turn == 0 or read[0] == 12  # the last token written and the result, not the whole conversation
+        assert all(torch.equal(p, before[name]) for name, p in adapted.named_parameters())
+        with adapted.disable_adapter():
+            width = max(map(len, prompts))
+            ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+            out = generate(input_ids=ids, attention_mask=(ids > 0).long(), generation_config=config)[0, width:]
+            want = by_transformers(adapted, prompts[0], 9, eos)
+            assert out.tolist()[: len(want)] == want
+    finally:
+        decode.forward = real
+
+
+@pytest.mark.slow
 def test_sampling_follows_the_model(model):
     from core.decode import sample
 
