@@ -178,7 +178,7 @@ def _figures(completion: list[dict]) -> dict[str, int]:
 EPISODE_COLUMNS = {  # of GRPO's progress line, after the rewards
     "held_out/accuracy": "held-out accuracy",
     "frac_reward_zero_std": "no-spread groups",
-    "resample/useful": "useful after resampling",
+    "resample/useful": "useful groups",
     "episode/turns": "turns",
     "tools/call_frequency": "calls",
     "episode/tool_errors": "errors",
