@@ -156,6 +156,7 @@ _OWNED = {
     "output_dir": "run (checkpoints/<run>/<stage>)",
     "seed": "seed",
     "assistant_only_loss": "nothing: loss is on assistant turns, always",
+    "gradient_checkpointing": "activation_checkpointing, its name in transformers 5",
     "resume_from_checkpoint": "nothing: every step resumes by itself",
 }
 
@@ -358,9 +359,7 @@ def _check_recipe(recipe: Recipe, path: Path) -> None:
     if os.sep in recipe.run or recipe.run in ("", ".", "..", "raw"):
         raise RecipeError(f"{path}: run '{recipe.run}' must be a plain folder name")
     if not 0 <= recipe.data.correction_share <= 1:
-        raise RecipeError(
-            f"{path}: data.correction_share is a share between 0 and 1, found {recipe.data.correction_share}"
-        )
+        raise RecipeError(f"{path}: data.correction_share is a share of 0 to 1, found {recipe.data.correction_share}")
     if recipe.agent.workflow:
         _check_workflow(recipe.agent.workflow, path)
     for name in recipe.export.formats:

@@ -105,8 +105,8 @@ def advice(recipe: Recipe, stage: str) -> str:
         share = config.get("vllm_gpu_memory_utilization", 0.3)
         if share > 0.15:
             out.append(f"--grpo.vllm_gpu_memory_utilization {share - 0.1:.2g} (now {share:.2g}): slower rollouts")
-    if not config.get("gradient_checkpointing", True):
-        out.append(f"--{stage}.gradient_checkpointing true (now false): about a third slower")
+    if not config.get("activation_checkpointing", True):
+        out.append(f"--{stage}.activation_checkpointing true (now false): about a third slower")
     length = recipe.agent.max_completion_length
     if stage == "grpo":
         out.append(f"--agent.max_completion_length {length * 3 // 4} (now {length}): longer episodes are cut")

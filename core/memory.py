@@ -122,7 +122,7 @@ def _training(section, arch: Architecture, batch: Batch, wide: int, on: Device) 
     block = saved_bytes(arch, batch, wide, section.lora is not None)
     work = tokens * arch.intermediate * WORK
     kept = tokens * arch.hidden * 4 + scored * arch.hidden * wide  # the last norm, the head's input
-    if section.config.get("gradient_checkpointing", True):
+    if section.config.get("activation_checkpointing", True):
         kept += tokens * arch.hidden * wide * arch.layers
         work += block
     else:
@@ -180,7 +180,7 @@ def step_time(recipe: Recipe, stage: str, on: Device, written: float | None = No
     section, arch, batch, lengths = (
         getattr(recipe, stage), architecture(recipe.model), batch_of(recipe, stage), token_lengths(recipe),
     )  # fmt: skip
-    passes = 2 + (section.lora is None) + section.config.get("gradient_checkpointing", True)
+    passes = 2 + (section.lora is None) + section.config.get("activation_checkpointing", True)
     speed = on.tflops * 1e12 * MFU
     rows = batch.rows * batch.accumulation
     if stage == "sft":

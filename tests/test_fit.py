@@ -32,7 +32,7 @@ def test_out_of_memory_in_both_steps(home):  # noqa: F811
     out = run(home, [wrapper, "step3_sft", "0"], code=1)  # a real allocation that fails
     assert "out of memory in SFT" in out and "DefaultCPUAllocator" in out
     assert "--sft.per_device_train_batch_size 2 (now 4) with --sft.gradient_accumulation_steps 2 (now 1)" in out
-    assert "--sft.gradient_checkpointing true (now false)" in out and "--sft.load_in_4bit true" in out
+    assert "--sft.activation_checkpointing true (now false)" in out and "--sft.load_in_4bit true" in out
 
     out = run(home, [wrapper, "step3_sft", "1"], "--auto_fit")  # goes on from the checkpoint: 4 rows, 2, 1
     assert "going on with 2" in out and "going on with 1" in out and out.count("resuming from") >= 2

@@ -225,22 +225,24 @@ def test_rows_that_do_not_divide_into_blocks_are_refused(tmp_path):
 
 
 MEASURED = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from core.gguf import convert
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def status(name):
+    return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
 small, large, out, kind = sys.argv[1:]
 convert(Path(small), Path(out), kind)  # everything is imported and loaded once
-before = peak()
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: it is the parent's otherwise
+before = status("VmRSS")
 convert(Path(large), Path(out), kind)
-print(peak() - before)
+print(status("VmHWM") - before)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize("kind", ["f16", "q4_k_m"])
 def test_memory_holds_one_shard_whatever_the_model_s_size(tmp_path, kind):
     """Five shards of 128 MB: what the conversion adds to the process is at most 1.2 times one of them."""
@@ -264,4 +266,4 @@ def test_memory_holds_one_shard_whatever_the_model_s_size(tmp_path, kind):
     print(
         f"{kind}: {added:.0f} MB added, {len(shards)} shards, the largest {max(shards):.0f} MB, {sum(shards):.0f} in all"
     )
-    assert added <= 1.2 * max(shards)
+    assert 1 < added <= 1.2 * max(shards)  # less than one MB would be no measurement

@@ -50,7 +50,7 @@ def test_settings_move_the_prediction_as_they_move_memory(recipe):
     awake, server, dense, four_bit, whole = (copy.deepcopy(recipe) for _ in range(5))
     awake.grpo.config["vllm_enable_sleep_mode"] = False
     server.grpo.config["vllm_mode"] = "server"
-    dense.grpo.config |= {"gradient_checkpointing": False, "vllm_mode": "server"}
+    dense.grpo.config |= {"activation_checkpointing": False, "vllm_mode": "server"}
     four_bit.grpo.load_in_4bit = True
     whole.grpo.lora = None
     predicted = {n: predict(r, "grpo", on) for n, r in locals().items() if hasattr(r, "grpo")}
@@ -209,7 +209,7 @@ def test_training_peak_is_what_the_allocator_counts(bf16, checkpointing, adapter
     for event in sorted(events, key=lambda e: e.start_ns()):
         held += event.nbytes()
         counted = max(counted, held)
-    section = Sft(lora=Lora(r=8) if adapter else None, config={"gradient_checkpointing": checkpointing})
+    section = Sft(lora=Lora(r=8) if adapter else None, config={"activation_checkpointing": checkpointing})
     parts = _training(
         section,
         Architecture.of_config(config.to_dict()),

@@ -42,7 +42,7 @@ def make_trainer(tiny, math_row, tmp_path):
             "output_dir": str(tmp_path), "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
             "num_generations": 4, "max_completion_length": 12, "max_tool_calling_iterations": 1, "max_steps": 1,
             "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "shuffle_dataset": False,
-            "gradient_checkpointing": False, "save_strategy": "no", "temperature": 1.0, "beta": 0.0,
+            "activation_checkpointing": False, "save_strategy": "no", "temperature": 1.0, "beta": 0.0,
             "loss_type": "dapo", "reward_weights": [0.1, 1.0, 2.0],
         }  # fmt: skip
         trainer = GroupTrainer(
