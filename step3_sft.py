@@ -26,16 +26,12 @@ def main():
 
 
 def train(recipe, args):
-    import shutil
-
     from core.artifacts import read_jsonl
-    from core.ranks import check_sharded, on_main
+    from core.ranks import check_sharded
 
     started, folder = time.time(), recipe.run_dir / "sft"
-    if args.restart:
-        on_main(shutil.rmtree)(folder, ignore_errors=True)
     files = [recipe.data_dir / "sft_train.jsonl", recipe.data_dir / "sft_val.jsonl"]
-    make = f"python step2_prepare_data.py --config {args.config}"
+    make = f"python step2_prepare_data.py {args.words}"
     train, val = (read_jsonl(file, make) for file in files)
 
     import rewards
@@ -47,18 +43,10 @@ def train(recipe, args):
     from core.workflow import prompt_tools
     from envs import ENVIRONMENTS
     from rewards.probe import every_cheat
-    from tasks.prepare import environment_limits
+    from tasks.prepare import check_prepared, environment_limits
 
     training.quiet()
-    if training.is_finished(folder, recipe, files):
-        return
-    check_sharded(recipe.sft.load_in_4bit)
-    source = model_source(recipe.model)
-    tokenizer = load_tokenizer(source)
-    tools = {name: prompt_tools(recipe.agent, make()) for name, make in ENVIRONMENTS.items()}
-    checks.before_training(tokenizer, train, tools, rewards, recipe.grpo.rewards, every_cheat, args.skip_checks)
-
-    from datasets import Dataset
+    check_prepared(recipe, make)
     from trl import SFTConfig
 
     settings = recipe.sft
@@ -68,6 +56,17 @@ def train(recipe, args):
     config |= settings.config | training.common_arguments(recipe, folder)
     if settings.accuracy_rows:
         config |= sft.best_by_accuracy(config)
+    check_sharded(settings.load_in_4bit)
+    arguments, source = training.arguments(SFTConfig, "sft", config), model_source(recipe.model)
+    asked = training.experiment(recipe, "sft", files, max_length=config["max_length"])
+    if training.is_finished(folder, asked, args.restart):
+        return
+    tokenizer = load_tokenizer(source)
+    tools = {name: prompt_tools(recipe.agent, make()) for name, make in ENVIRONMENTS.items()}
+    checks.before_training(tokenizer, train, tools, rewards, recipe.grpo.rewards, every_cheat, args.skip_checks)
+
+    from datasets import Dataset
+
     training.trackers(folder, config["report_to"])
     model = load_model(source, settings.load_in_4bit, train_all=settings.lora is None)
     new_tokens = untrained_tokens(model, tokenizer)
@@ -78,7 +77,7 @@ def train(recipe, args):
     )
     trainer = sft.AccuracyTrainer(
         model=model,
-        args=SFTConfig(**config),
+        args=arguments,
         train_dataset=Dataset.from_list(rows),
         eval_dataset=Dataset.from_list(held_out),
         processing_class=tokenizer,
@@ -106,7 +105,7 @@ def train(recipe, args):
     print(
         f"SFT: {len(train)} rows, {sum(p.numel() for p in trainer.model.parameters() if p.requires_grad):,} weights train"
     )
-    trainer.train(resume_from_checkpoint=training.last_checkpoint(folder))
+    training.train(trainer, folder)
     figures = sft.best_figures(trainer)
     training.finish(recipe, folder, trainer, tokenizer, source, files, started, rows[0]["input_ids"], **figures)
 

@@ -11,6 +11,7 @@ Writes  data/<run>/difficulty.jsonl (with grpo.rate_difficulty),
 
 import os
 import time
+from pathlib import Path
 
 from core import dryrun, fit
 from core.config import UserError, load_recipe_args, run_step
@@ -30,26 +31,24 @@ def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
     if args.dry_run:
         return dry_run(recipe, args)
+    dryrun.refuse_arguments(args)
     with fit.fitted(recipe, "grpo", args.auto_fit):
         train(recipe, args)
 
 
 def train(recipe, args):
     import functools
-    import shutil
 
     from core.artifacts import read_jsonl
-    from core.ranks import check_sharded, on_main
+    from core.ranks import check_sharded
     from rewards import REWARDS, main_scores
 
     started, folder = time.time(), recipe.run_dir / "grpo"
-    if args.restart:
-        on_main(shutil.rmtree)(folder, ignore_errors=True)
     unknown = set(recipe.grpo.rewards) - set(REWARDS)
     if unknown or not recipe.grpo.rewards:
         raise UserError(f"grpo.rewards names {sorted(unknown) or 'nothing'}; there are: {', '.join(REWARDS)}")
     file = recipe.data_dir / "rl_train.jsonl"
-    make = f"python step2_prepare_data.py --config {args.config}"
+    make = f"python step2_prepare_data.py {args.words}"
     rows = read_jsonl(file, make)
 
     import rewards as judge
@@ -60,21 +59,15 @@ def train(recipe, args):
     from core.decode import fast_generate
     from core.health import EPISODE_COLUMNS, Samples, episode_figures
     from core.held_out import HeldOut, HeldOutDuringGrpo
-    from core.models import load_model, load_tokenizer, lora_config, stage_source
+    from core.models import STAGES, load_model, load_tokenizer, lora_config, stage_source
     from envs import ENVIRONMENTS
     from rewards.probe import every_cheat
-    from tasks.prepare import environment_limits
+    from tasks.prepare import check_prepared, environment_limits
 
     training.quiet()
     source = stage_source(recipe, args.from_stage)
+    check_prepared(recipe, make)
     inputs = [file] + ([recipe.run_dir / "sft" / "manifest.json"] if args.from_stage == "sft" else [])
-    if training.is_finished(folder, recipe, inputs):
-        return
-    tokenizer = load_tokenizer(source)
-    tools = {name: workflow.prompt_tools(recipe.agent, env()) for name, env in ENVIRONMENTS.items()}
-    worked = read_jsonl(recipe.data_dir / "sft_train.jsonl", make)
-    checks.before_training(tokenizer, worked, tools, judge, recipe.grpo.rewards, every_cheat, args.skip_checks)
-
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # environment_factory is pinned with TRL's version
     import torch
     from datasets import Dataset
@@ -94,9 +87,19 @@ def train(recipe, args):
         "reward_weights": list(recipe.grpo.rewards.values()),
     }
     check_sharded(recipe.grpo.load_in_4bit, generates=True, use_vllm=config.get("use_vllm", False))
+    arguments = training.arguments(GRPOConfig, "grpo", config)
+    start = args.from_stage if args.from_stage in STAGES else str(Path(source).resolve())
+    asked = training.experiment(recipe, "grpo", inputs, start=start)
+    if training.is_finished(folder, asked, args.restart):
+        return
+    tokenizer = load_tokenizer(source)
+    tools = {name: workflow.prompt_tools(recipe.agent, env()) for name, env in ENVIRONMENTS.items()}
+    worked = read_jsonl(recipe.data_dir / "sft_train.jsonl", make)
+    checks.before_training(tokenizer, worked, tools, judge, recipe.grpo.rewards, every_cheat, args.skip_checks)
+
     rewards = [REWARDS[name] for name in recipe.grpo.rewards]
     environments = {n: functools.partial(ENVIRONMENTS[n], **environment_limits(recipe, n)) for n in names}
-    arguments, facts = GRPOConfig(**config), {}
+    facts = {}
     if recipe.grpo.resample:
         check_settings(arguments)
     if recipe.grpo.rate_difficulty:
@@ -136,7 +139,7 @@ def train(recipe, args):
     a = trainer.args
     print(f"GRPO: {a.generation_batch_size // a.num_generations} prompts x {a.num_generations} episodes a step, "
           f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}; rollouts by {sentence}")  # fmt: skip
-    trainer.train(resume_from_checkpoint=training.last_checkpoint(folder))
+    training.train(trainer, folder)
     training.finish(recipe, folder, trainer, tokenizer, source, inputs, started, ids, **facts)
 
 
@@ -150,7 +153,7 @@ def dry_run(recipe, args):
     def make_env(row):
         return ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
 
-    rows = read_jsonl(recipe.data_dir / "rl_train.jsonl", f"python step2_prepare_data.py --config {args.config}")
+    rows = read_jsonl(recipe.data_dir / "rl_train.jsonl", f"python step2_prepare_data.py {args.words}")
     dryrun.dry_run(recipe, args, rows, make_env, rewards, gold_episode)
 
 

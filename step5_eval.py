@@ -4,40 +4,46 @@ Reads   data/<run>/eval.jsonl, checkpoints/<run>/{sft,grpo}/merged (or any check
 Writes  checkpoints/<run>/eval/{episodes.jsonl,summary.json,report.md,report.html}; goes on where it was interrupted
 
     python step5_eval.py --config recipes/demo.yaml
-    python step5_eval.py --config R --stages sft grpo/checkpoint-8 --limit 100
+    python step5_eval.py --config R --stages sft grpo/checkpoint-5 --limit 100
     python step5_eval.py --config R --turns 0,1,3 --samples 8
     python step5_eval.py --config R --endpoint http://localhost:8000/v1 --served_model NAME --output /tmp/served
 """
 
+import argparse
+import re
 import time
 from pathlib import Path
 
-from core.config import UserError, load_recipe_args, run_step
+from core.config import RecipeError, UserError, load_recipe_args, positive, run_step
 
 
 def add_arguments(parser):
     parser.add_argument(
         "--stages", nargs="+", default=["base", "sft", "grpo"],
-        help="base, sft, grpo, a checkpoint of this run (grpo/checkpoint-8) or a folder; of an adapter too",
+        help="base, sft, grpo, a checkpoint of this run (grpo/checkpoint-5) or a folder; of an adapter too",
     )  # fmt: skip
-    parser.add_argument("--limit", type=int, default=0, help="only the first N rows (0 = all)")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N rows")
     parser.add_argument("--split", default="eval", help="file under data/<run>/ (default eval)")
     parser.add_argument(
         "--turns", type=_numbers, metavar="N,M", help="tool turns allowed, e.g. 0,1,3 (0: no tool at all)"
     )
     parser.add_argument(
-        "--samples", type=int, default=0, metavar="K", help="also K samples a question: pass@k, majority"
+        "--samples", type=positive, default=0, metavar="K", help="also K samples a question: pass@k, majority"
     )
     parser.add_argument("--temperature", type=float, default=0.8, help="of those samples (default 0.8)")
     parser.add_argument("--engine", choices=["auto", "vllm", "transformers"], default="auto", help="for local models")
     parser.add_argument("--endpoint", metavar="URL", help="evaluate an OpenAI-compatible server instead of --stages")
     parser.add_argument("--served_model", metavar="NAME", help="the model's name at the endpoint")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests to the endpoint at a time (default 8)")
-    parser.add_argument("--output", metavar="DIR", help="default checkpoints/<run>/eval")
+    parser.add_argument(
+        "--concurrency", type=positive, default=8, help="requests to the endpoint at a time (default 8)"
+    )
+    parser.add_argument("--output", metavar="DIR", help="default checkpoints/<run>/eval, or eval-<what> for a part")
     parser.add_argument("--restart", action="store_true", help="forget episodes played before")
 
 
 def _numbers(text: str) -> list[int]:
+    if not all(n.strip().isdecimal() for n in text.split(",")):
+        raise argparse.ArgumentTypeError(f"tool turns from 0 on with commas between them are needed, found '{text}'")
     return sorted({int(n) for n in text.split(",")})
 
 
@@ -48,6 +54,7 @@ def main():
     import functools
 
     from core import engines
+    from core import train as training
     from core.artifacts import read_jsonl
     from core.chat import vocabulary_key
     from core.episodes import Variant, assert_same_prompts, evaluate, plan, resume
@@ -55,7 +62,8 @@ def main():
     from core.workflow import prompt_tools
     from envs import ENVIRONMENTS
 
-    rows = read_jsonl(recipe.data_dir / f"{args.split}.jsonl", f"python step2_prepare_data.py --config {args.config}")
+    training.quiet()
+    rows = read_jsonl(recipe.data_dir / f"{args.split}.jsonl", f"python step2_prepare_data.py {args.words}")
     rows = {r["id"]: {k: v for k, v in r.items() if k != "messages"} for r in rows[: args.limit or None]}
     if not rows:
         raise UserError(f"{recipe.data_dir / args.split}.jsonl holds no rows: see rejected.jsonl beside it")
@@ -66,8 +74,7 @@ def main():
     usual = recipe.agent.max_turns if recipe.agent.max_turns in limits else limits[-1]
     variants = [Variant(t, 0, recipe.eval.temperature) for t in limits]
     variants += [Variant(usual, s + 1, args.temperature) for s in range(args.samples)]
-    path = Path(args.output or recipe.run_dir / "eval") / "episodes.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(args.output or recipe.run_dir / _folder(args)) / "episodes.jsonl"
 
     import rewards
 
@@ -75,11 +82,12 @@ def main():
     for stage, source in sources.items():
         weights = [args.endpoint] if args.endpoint else [args.engine, fingerprint(source)]
         wanted[stage] = plan(stage, weights, list(rows.values()), recipe.agent, variants, recipe.seed)
-    done = resume(path, {i: k for keys in wanted.values() for i, k in keys.items()}, args.restart)
-    if args.endpoint:
+    if args.endpoint:  # before anything is written: the server may not be there
         row = next(iter(rows.values()))
         tools = prompt_tools(recipe.agent, ENVIRONMENTS[row["environment"]]())
         print(engines.compare_prompts(recipe, args.endpoint, args.served_model, row, tools))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = resume(path, {i: k for keys in wanted.values() for i, k in keys.items()}, args.restart)
     for stage, source in sources.items():
         known = sum(i in done for i in wanted[stage])
         print(f"{stage}: {len(wanted[stage])} episodes with {source}, {known} of them played already")
@@ -100,13 +108,21 @@ def main():
     _report(recipe, args, path, records, limits, usual, started)
 
 
+def _folder(args) -> str:
+    """`eval` is the whole evaluation of the stages, which step 6 chooses by; anything less, or else, stands beside it."""
+    parts = [args.split] if args.split != "eval" else []
+    parts += [f"first-{args.limit}"] if args.limit else []
+    parts += [args.served_model] if args.endpoint else [s for s in args.stages if s not in ("base", "sft", "grpo")]
+    return "-".join(["eval", *(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts)])
+
+
 def _check(args) -> None:
     if args.endpoint and not args.served_model:
-        raise UserError("--endpoint needs --served_model NAME (what the server calls the model)")
+        raise RecipeError("--endpoint needs --served_model NAME (what the server calls the model)")
     if args.samples and args.temperature <= 0:
-        raise UserError("--samples with --temperature 0 plays the same episode K times: give it a temperature above 0")
-    if args.turns and args.turns[0] < 0:
-        raise UserError(f"--turns counts tool turns from 0 on, found {args.turns[0]}")
+        raise RecipeError(
+            "--samples with --temperature 0 plays the same episode K times: give it a temperature above 0"
+        )
 
 
 def _episode(recipe, rows: dict, tokenizer, identity: tuple):

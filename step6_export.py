@@ -11,19 +11,19 @@ Writes  checkpoints/<run>/export/   (--output DIR), finished files are kept:
 
     python step6_export.py --config recipes/demo.yaml
     python step6_export.py --config R --formats hf gguf-q8_0 gguf-q4_k_m ollama --verify
-    python step6_export.py --config R --export.stage grpo/checkpoint-8 --output exports/step-8
+    python step6_export.py --config R --export.stage grpo/checkpoint-5 --output exports/step-5
 """
 
 from pathlib import Path
 
-from core.config import FORMATS, load_recipe_args, run_step
+from core.config import FORMATS, load_recipe_args, positive, run_step
 
 
 def add_arguments(parser):
     parser.add_argument("--formats", nargs="+", choices=FORMATS, help="default: the recipe's export.formats")
     parser.add_argument("--output", type=Path, help="folder to write to (default checkpoints/<run>/export)")
     parser.add_argument(
-        "--verify", nargs="?", type=int, const=20, metavar="N",
+        "--verify", nargs="?", type=positive, const=20, metavar="N",
         help="play N questions (default 20) with the stage and every file; fails where a file speaks otherwise",
     )  # fmt: skip
     parser.add_argument(
@@ -34,7 +34,9 @@ def add_arguments(parser):
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
     from core import export
+    from core import train as training
 
+    training.quiet()
     if args.push_to_hub:
         export.check_hub(args.push_to_hub)
     stage = export.chosen_stage(recipe, recipe.export.stage)
@@ -43,7 +45,7 @@ def main():
     paths = export.export(recipe, stage, args.formats or recipe.export.formats, folder)
     if args.verify:
         verify_exports(recipe, args, stage, paths, folder)
-    for line in export.how_to_use(args.config, paths):
+    for line in export.how_to_use(args.words, paths):
         print(line)
     if args.push_to_hub:
         export.push(args.push_to_hub, paths)
@@ -59,7 +61,7 @@ def verify_exports(recipe, args, stage: str, paths: dict, folder: Path) -> None:
     from envs import ENVIRONMENTS
     from tasks.prepare import environment_limits
 
-    rows = read_jsonl(recipe.data_dir / "eval.jsonl", f"python step2_prepare_data.py --config {args.config}")
+    rows = read_jsonl(recipe.data_dir / "eval.jsonl", f"python step2_prepare_data.py {args.words}")
     rows = rows[:: max(1, len(rows) // args.verify)][: args.verify]
 
     def make_episode(row, tokenizer):

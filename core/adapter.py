@@ -7,7 +7,7 @@ into one on the model of the recipe: low-rank updates add up exactly when their 
 import json
 from pathlib import Path
 
-from core.artifacts import atomic_dir, atomic_file, read_manifest
+from core.artifacts import atomic_dir, atomic_file, read_json, read_manifest
 from core.config import Recipe, UserError
 from core.gguf import KINDS, plan, tensor_shapes, turned
 from core.models import model_source
@@ -49,13 +49,16 @@ def check_adapter(recipe: Recipe, adapter: Path, base: Path) -> None:
         )
     there = {name: shape for shapes in tensor_shapes(base).values() for name, shape in shapes.items()}
     there.setdefault("lm_head.weight", there.get("model.embed_tokens.weight"))
+    rank = read_config(adapter)["r"]
     for name, shape in tensor_shapes(adapter, WEIGHTS)[adapter / WEIGHTS].items():
         module, part, side = _split(name)
         rows, columns = there.get(f"{module}.weight") or (0, 0)
-        fits = {".lora_A": shape[-1] == columns, ".lora_B": shape[0] == rows, TOKENS: shape[-1] == columns}.get(part)
+        fits = {
+            ".lora_A": shape == [rank, columns], ".lora_B": shape == [rows, rank], TOKENS: shape[-1] == columns
+        }.get(part)  # fmt: skip
         if not fits:
             raise UserError(
-                f"{adapter} does not fit {base}: {name} is {shape}, {module} of the base is {[rows, columns]}"
+                f"{adapter} does not fit {base}: {name} is {shape}, {module} of the base is {[rows, columns]}, r is {rank}"
                 if fits is not None
                 else f"{adapter}: {name} is no part of a LoRA adapter that is known here"
             )
@@ -138,7 +141,7 @@ def convert_adapter(adapter: Path, base: Path, target: Path) -> Path:
 
 
 def read_config(adapter: Path) -> dict:
-    return json.loads((adapter / CONFIG).read_text(encoding="utf-8"))
+    return read_json(adapter / CONFIG)
 
 
 def _split(name: str) -> tuple[str, str, str]:

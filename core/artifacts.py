@@ -97,7 +97,16 @@ def write_manifest(folder: str | Path, recipe: Recipe, inputs: Iterable[str | Pa
 
 def read_manifest(folder: str | Path) -> dict | None:
     path = Path(folder) / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return read_json(path) if path.exists() else None
+
+
+def read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{path} is not JSON ({error}): it was cut or changed by hand; make its folder again"
+        ) from error
 
 
 def device_name() -> str:

@@ -10,8 +10,7 @@ of the wrong type fail here, before any model is loaded, with the nearest valid 
 import argparse
 import dataclasses
 import difflib
-import os
-import re
+import shlex
 import sys
 import types
 import typing
@@ -172,7 +171,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple = ()) -> Recipe:
         )
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not valid YAML: {error}") from error
     if isinstance(raw, dict) and isinstance(raw.get("recipe"), dict):
         raw = raw["recipe"]  # a manifest: what has been run can be run again
@@ -181,7 +180,9 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple = ()) -> Recipe:
     for key, value in _parse_overrides(overrides):
         _assign(raw, key, value)
     recipe = _build(Recipe, raw, str(path))
-    _check_recipe(recipe, path)
+    from core.recipe_checks import check_recipe
+
+    check_recipe(recipe, path)
     return recipe
 
 
@@ -193,6 +194,9 @@ def load_recipe_args(doc: str, add_arguments=None, default=None) -> tuple[Recipe
         add_arguments(parser)
     parser.epilog = "Any recipe key can be overridden: --seed 1 --agent.max_turns 5 --sft.learning_rate 1e-4"
     args, overrides = parser.parse_known_args()
+    args.words = shlex.join(
+        ["--config", args.config or str(default(args)), *overrides]
+    )  # for the next command in errors
     return load_recipe(args.config or default(args), overrides), args
 
 
@@ -207,11 +211,21 @@ def run_step(main) -> None:
         print("\ninterrupted: run the same command again to go on from here", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError) and error.filename:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            sys.exit(1)
         if not _says_disk_full(error):
             raise
         where = getattr(error, "filename", None) or error
         print(f"error: no space left on device ({where}): free some, then the same command goes on", file=sys.stderr)
         sys.exit(1)
+
+
+def positive(text: str) -> int:
+    """For argparse: how many of something."""
+    if not text.isdecimal() or text == "0":
+        raise argparse.ArgumentTypeError(f"a whole number above 0 is needed, found '{text}'")
+    return int(text)
 
 
 def _says_disk_full(error: Exception) -> bool:
@@ -236,7 +250,10 @@ def _parse_overrides(words) -> list[tuple[str, Any]]:
 
 
 def _yaml_value(text: str) -> Any:
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
     if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
         try:
             return float(value)
@@ -256,7 +273,7 @@ def _assign(raw: dict, key: str, value: Any) -> None:
             raise RecipeError(f"--{key} could mean {options}: name one")
         if not homes:
             names = {f.name for f in dataclasses.fields(Recipe)}.union(*known.values())
-            raise RecipeError(f"unknown option --{key}.{_nearest(parts[0], names)}")
+            raise RecipeError(f"unknown option --{key}.{nearest(parts[0], names)}")
         parts = [homes[0], *parts]
     node = raw
     for part in parts[:-1]:
@@ -272,7 +289,7 @@ def _section_keys(section: str) -> set[str]:
     return keys | set(trl_fields(section)) if section in ("sft", "grpo") else keys
 
 
-def _nearest(name: str, names) -> str:
+def nearest(name: str, names) -> str:
     close = difflib.get_close_matches(name, list(names), 1, 0.6)
     return f" Did you mean '{close[0]}'?" if close else f" Known: {', '.join(sorted(set(names))[:40])}"
 
@@ -294,7 +311,7 @@ def _build(cls, raw: dict, where: str):
             config[key] = _check_trl_value(extra[key], value, f"{where}.{key}")
         else:
             raise RecipeError(
-                f"{where}: unknown key '{key}'.{_nearest(str(key), [k for k in known if k != 'config'] + list(extra))}"
+                f"{where}: unknown key '{key}'.{nearest(str(key), [k for k in known if k != 'config'] + list(extra))}"
             )
     if section:
         values["config"] = config
@@ -351,49 +368,3 @@ def _check_trl_value(annotation: str, value, where: str):
     if allowed <= {"bool", "int", "float", "str", "None"} and type(value) in names and not names[type(value)] & allowed:
         raise RecipeError(f"{where}: expected {annotation}, found {value!r}")
     return value
-
-
-def _check_recipe(recipe: Recipe, path: Path) -> None:
-    if not recipe.tasks or any(w <= 0 for w in recipe.tasks.values()):
-        raise RecipeError(f"{path}: tasks needs at least one 'name: weight' above 0, found {recipe.tasks}")
-    if os.sep in recipe.run or recipe.run in ("", ".", "..", "raw"):
-        raise RecipeError(f"{path}: run '{recipe.run}' must be a plain folder name")
-    if not 0 <= recipe.data.correction_share <= 1:
-        raise RecipeError(f"{path}: data.correction_share is a share of 0 to 1, found {recipe.data.correction_share}")
-    if recipe.agent.workflow:
-        _check_workflow(recipe.agent.workflow, path)
-    for name in recipe.export.formats:
-        if name not in FORMATS:
-            raise RecipeError(f"{path}: export.formats names '{name}'.{_nearest(name, FORMATS)}")
-    grpo = recipe.grpo.config
-    generations = grpo.get("num_generations", 8)  # TRL's default
-    batch = grpo.get("generation_batch_size") or grpo.get("per_device_train_batch_size", 8) * grpo.get(
-        "gradient_accumulation_steps", 1
-    )
-    if generations < 2:
-        raise RecipeError(
-            f"{path}: grpo.num_generations is {generations}; a group needs at least 2 to have an advantage"
-        )
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if (batch * (1 if grpo.get("generation_batch_size") else world)) % generations:
-        raise RecipeError(
-            f"{path}: the generation batch of {batch} (grpo.per_device_train_batch_size x gradient_accumulation_steps) "
-            f"does not divide into groups of num_generations={generations}: change one of the three"
-        )
-
-
-def _check_workflow(workflow: Workflow, path: Path) -> None:
-    try:
-        trained = [turn for turn in TURNS if re.fullmatch(workflow.trained_turns, turn)]
-    except re.error as error:
-        raise RecipeError(f"{path}: agent.workflow.trained_turns is no regular expression: {error}") from error
-    if not trained:
-        raise RecipeError(
-            f"{path}: agent.workflow.trained_turns '{workflow.trained_turns}' matches none of {', '.join(TURNS)} "
-            "(the whole name must match): nothing would be trained"
-        )
-    if workflow.table_info_truncate < 200 or workflow.execution_truncate < 200:
-        raise RecipeError(
-            f"{path}: agent.workflow.table_info_truncate ({workflow.table_info_truncate}) and execution_truncate "
-            f"({workflow.execution_truncate}) count characters and need 200 at least"
-        )

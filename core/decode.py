@@ -8,7 +8,7 @@ while it writes, and the second turn of an episode goes on from the keys and val
 
 import contextlib
 
-from core.kv_cache import growing_cache, rows_of, stacked
+from core.kv_cache import growing_cache, rows_of, stacked, without_gaps
 
 
 def read_prompts(model, prompts: list[list[int]], pad: int):
@@ -153,6 +153,7 @@ def fast_generate(model, eos_ids: list[int], pad: int):
                     break
                 if len(alive) < len(rows):
                     leave([slot for slot in range(len(rows)) if slot not in alive])
+                    alive = without_gaps(alive)
                     keep = torch.tensor(alive, device=mask.device)
                     cache.batch_select_indices(keep)
                     mask, tokens, rows = mask[keep], tokens[keep], [rows[slot] for slot in alive]

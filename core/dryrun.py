@@ -11,7 +11,7 @@ from typing import Any
 
 from core.chat import render
 from core.checks import check_rendering
-from core.config import Recipe, UserError
+from core.config import Recipe, RecipeError, UserError
 from core.memory import report
 from core.sizes import GPUS, device
 from core.workflow import from_tool_calls, prompt_tools, trained_mask
@@ -31,6 +31,12 @@ def add_arguments(parser) -> None:
     parser.add_argument("--gpu", metavar="NAME", help=f"dry run: estimate for this GPU: {', '.join(GPUS)}")
 
 
+def refuse_arguments(args) -> None:
+    for name in ("endpoint", "served_model", "gpu"):
+        if getattr(args, name):
+            raise RecipeError(f"--{name} belongs to --dry_run: without it, this command would train")
+
+
 def dry_run(
     recipe: Recipe,
     args: Any,
@@ -43,7 +49,7 @@ def dry_run(
     from rich.console import Console
 
     if args.endpoint and not args.served_model:
-        raise UserError("--endpoint needs --served_model NAME (what the server calls the model)")
+        raise RecipeError("--endpoint needs --served_model NAME (what the server calls the model)")
     console, on = Console(highlight=False, soft_wrap=True), device(args.gpu)
     rows = rows[: max(1, args.dry_run_tasks)]
     tokenizer, engine = _open(recipe, args)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from core.artifacts import file_hash, write_jsonl
-from core.config import Agent
+from core.config import Agent, UserError
 from core.rollout import Episode
 
 KEPT = ("id", "task", "environment", "question", "gold", "db_id", "db_path", "hardness", "prompt", "facts")
@@ -168,7 +168,7 @@ def _read(path: Path) -> list[dict]:
     for number, line in enumerate(lines, 1):
         try:
             records += [json.loads(line)] if line else []
-        except json.JSONDecodeError:
+        except json.JSONDecodeError as error:
             if number < len(lines):
-                raise
+                raise UserError(f"{path}:{number} is not JSON ({error}): --restart plays the episodes again") from error
     return records

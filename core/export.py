@@ -31,7 +31,7 @@ LICENCES = {  # as the hub's cards of the recipes' bases say; the first that fit
 }
 
 
-def chosen_stage(recipe: Recipe, stage: str) -> str:
+def chosen_stage(recipe: Recipe, stage: str, say=print) -> str:
     """`best` is the stage with the highest accuracy in the last evaluation; anything else is taken as it is."""
     if stage != "best":
         return stage
@@ -42,7 +42,12 @@ def chosen_stage(recipe: Recipe, stage: str) -> str:
     own = [s for s in STAGES if s in stages]
     if not own:
         raise UserError(f"{summary} holds {', '.join(stages)}, none of {', '.join(STAGES)}: pass --export.stage")
-    return max(own, key=lambda s: (stages[s]["accuracy"], STAGES.index(s)))
+    best = max(own, key=lambda s: (stages[s]["accuracy"], STAGES.index(s)))  # of equal ones the later
+    found = ", ".join(f"{s} {stages[s]['accuracy']:.1%}" for s in own)
+    say(f"best stage of the last evaluation: {best} ({found}; {summary})")
+    if missing := [s for s in STAGES if s not in own and read_manifest(recipe.run_dir / s)]:
+        say(f"warning: {', '.join(missing)} is trained but not in that evaluation: python step5_eval.py measures it")
+    return best
 
 
 def export(recipe: Recipe, stage: str, formats: list[str], folder: Path, say=print) -> dict[str, Path]:
@@ -179,7 +184,7 @@ def _remove(folder: Path, earlier: dict, artifacts: dict, say) -> None:
     for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     if old := [name for name in earlier["artifacts"] if name not in artifacts]:
-        say(f"{folder}: {', '.join(old)} made from {earlier['source']} changed since, or damaged: removed")
+        say(f"{folder}: {', '.join(old)} of {earlier['source']} are of another stage or settings, or damaged: removed")
     for name in old:
         for file in earlier["artifacts"][name]["files"]:
             (folder / file).unlink(missing_ok=True)
@@ -309,12 +314,12 @@ def licence_of(model: str, base: Path) -> str:
     return next((name for prefix, name in LICENCES.items() if model.startswith(prefix)), f"see {model}")
 
 
-def how_to_use(config: str, paths: dict[str, Path]) -> list[str]:
+def how_to_use(words: str, paths: dict[str, Path]) -> list[str]:
     """The commands that come next, one line a format."""
     lines = []
     for name, path in paths.items():
         if name == "hf":
-            lines.append(f"talk to it:  python chat.py --config {config} --stage {path}")
+            lines.append(f"talk to it:  python chat.py {words} --stage {path}")
             lines.append(f"vLLM:        vllm serve {path} --enable-auto-tool-choice --tool-call-parser hermes")
         elif name == "ollama":
             lines.append(

@@ -30,12 +30,25 @@ class GrowingLayer(DynamicLayer):
         self._rebuild(lambda buffer: buffer.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._rebuild(lambda buffer: buffer[indices])
+        chosen = indices.tolist()
+        if any(source != place and source < len(chosen) for place, source in enumerate(chosen)):
+            self._rebuild(lambda buffer: buffer[indices])
+            return
+        for place, source in enumerate(chosen):  # rows that leave: only those that take their places are copied
+            if source != place:
+                self.key_buffer[place], self.value_buffer[place] = self.key_buffer[source], self.value_buffer[source]
+        self._rebuild(lambda buffer: buffer[: len(chosen)])
 
     def _rebuild(self, change) -> None:
         end = self.keys.shape[-2]
         self.key_buffer, self.value_buffer = change(self.key_buffer), change(self.value_buffer)
         self.keys, self.values = self.key_buffer[..., :end, :], self.value_buffer[..., :end, :]
+
+
+def without_gaps(alive: list[int]) -> list[int]:
+    """The slots that are alive, ordered so that the last ones take the places of those that have left."""
+    there, last = set(alive), [slot for slot in alive if slot >= len(alive)]
+    return [slot if slot in there else last.pop() for slot in range(len(alive))]
 
 
 def _enlarged(buffer, states, filled: int, size: int):

@@ -5,14 +5,13 @@ demo and the tests independent of any hub. It is converted once into a cache fol
 """
 
 import importlib.util
-import json
 import os
 import shutil
 import socket
 from functools import cache
 from pathlib import Path
 
-from core.artifacts import atomic_dir, read_manifest
+from core.artifacts import atomic_dir, read_json, read_manifest
 from core.chat import agent_tokenizer
 from core.config import Recipe, UserError
 from core.ranks import on_main, sharded
@@ -36,8 +35,11 @@ def hub_reachable(timeout: float = 3.0) -> bool:
 
 def model_source(name: str, say=print) -> str:
     """A folder or hub id that from_pretrained can load. Order: local folder, hub (cache or network), embedded copy."""
+    name = os.path.expanduser(name)
     if Path(name).is_dir():
         return name
+    if name.startswith((".", "/")) or name.count("/") > 1:
+        raise UserError(f"there is no model folder '{name}' (a hub id reads OWNER/NAME)")
     if name in EMBEDDED and not _in_hub_cache(name) and not hub_reachable():
         package, file = EMBEDDED[name]
         say(f"{name}: no hub reachable, using the embedded copy ({package}, dequantised to float32)")
@@ -55,7 +57,7 @@ def stage_source(recipe: Recipe, stage: str, say=print) -> str:
     if stage == "base":
         return model_source(recipe.model, say)
     if stage not in STAGES:
-        folders = [Path(stage), recipe.run_dir / stage]  # any folder, or a checkpoint of this run: grpo/checkpoint-8
+        folders = [Path(stage), recipe.run_dir / stage]  # any folder, or a checkpoint of this run: grpo/checkpoint-5
         for folder in folders:
             if any((folder / f).exists() for f in ("config.json", "adapter_config.json")):
                 return str(folder)
@@ -64,13 +66,19 @@ def stage_source(recipe: Recipe, stage: str, say=print) -> str:
             f"'{stage}' is neither one of {', '.join(STAGES)} nor a folder with a config.json or adapter_config.json; "
             f"checkpoints of run '{recipe.run}': {', '.join(there) or 'none'}"
         )
-    folder = recipe.run_dir / stage / "merged"
-    if read_manifest(recipe.run_dir / stage) is None or not (folder / "config.json").exists():
+    folder, manifest = recipe.run_dir / stage / "merged", read_manifest(recipe.run_dir / stage)
+    if manifest is None or not (folder / "config.json").exists():
         step = {"sft": "step3_sft.py", "grpo": "step4_grpo.py"}[stage]
         found = sorted(p.name for p in recipe.run_dir.glob("*")) if recipe.run_dir.exists() else []
         raise UserError(
             f"stage '{stage}' of run '{recipe.run}' is not finished: no manifest in {recipe.run_dir / stage} "
             f"(found: {', '.join(found) or 'nothing'}). Run: python {step} --config <recipe>"
+        )
+    grown_on = manifest["recipe"]["model"]
+    if grown_on != recipe.model and Path(grown_on).resolve() != Path(recipe.model).resolve():
+        raise UserError(
+            f"stage '{stage}' of run '{recipe.run}' was trained on {grown_on}, and model: is {recipe.model} now. Pass "
+            f"--model {grown_on}, or train another run: --run NAME"
         )
     return str(folder)
 
@@ -79,7 +87,10 @@ def load_tokenizer(source: str):
     """The tokenizer with the project's template and parser; both are set again after every load."""
     from transformers import AutoTokenizer
 
-    return agent_tokenizer(AutoTokenizer.from_pretrained(source))
+    try:
+        return agent_tokenizer(AutoTokenizer.from_pretrained(source))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{source} has no tokenizer that loads: {str(error).splitlines()[0][:300]}") from error
 
 
 def adapter_base(source: str) -> str | None:
@@ -87,8 +98,14 @@ def adapter_base(source: str) -> str | None:
     config = Path(source) / "adapter_config.json"
     if not config.exists():
         return None
-    base = json.loads(config.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    return model_source(base, say=lambda _: None)
+    base = read_json(config)["base_model_name_or_path"]
+    here = Path(source).parent.parent / "sft" / "merged"  # of a run that has been moved
+    if not Path(base).exists() and Path(base).parts[-2:] == here.parts[-2:] and here.exists():
+        return str(here)
+    try:
+        return model_source(base, say=lambda _: None)
+    except UserError as error:
+        raise UserError(f"the adapter {source} needs the model it was trained on: {error}") from error
 
 
 def fingerprint(source: str) -> list:
@@ -107,6 +124,7 @@ def load_model(source: str, load_in_4bit: bool = False, train_all: bool = False)
     `train_all`: float32 everywhere, because a step of 1e-5 is lost in the rounding of bf16 weights.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils import logging
 
@@ -122,12 +140,18 @@ def load_model(source: str, load_in_4bit: bool = False, train_all: bool = False)
     if torch.cuda.is_available() and not sharded():
         kwargs["device_map"] = {"": int(os.environ.get("LOCAL_RANK", 0))}
     base = adapter_base(source)
-    model = AutoModelForCausalLM.from_pretrained(base or source, **kwargs)
-    if base is None:
-        return model
-    from peft import PeftModel
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base or source, **kwargs)
+        if base is None:
+            return model
+        from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, source).merge_and_unload(safe_merge=True)
+        return PeftModel.from_pretrained(model, source).merge_and_unload(safe_merge=True)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        first = str(error).strip().splitlines()[0][:300]
+        raise UserError(f"{source} cannot be loaded ({first}): make that stage again with --restart") from error
 
 
 def compute_dtype():

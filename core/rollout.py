@@ -15,6 +15,7 @@ from typing import Any
 from core.chat import parse, prompt_ids, tool_suffix, tools_of, visible
 from core.config import Agent, UserError
 from core.decode import forward, read_prompts, sample
+from core.kv_cache import without_gaps
 from core.tools import pool, run_calls
 from core.workflow import prompt_tools, respond
 
@@ -179,6 +180,7 @@ class TransformersEngine:
                     alive = [slot for slot, i in enumerate(active) if i not in over]
                     if not alive:
                         return
+                    alive = without_gaps(alive)
                     active = [active[slot] for slot in alive]
                     keep = torch.tensor(alive, device=device)
                     cache.batch_select_indices(keep)

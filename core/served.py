@@ -2,6 +2,8 @@
 
 import os
 
+from core.config import UserError
+
 
 def compare_prompt(url: str, model: str, messages: list[dict], tools: list[dict], ids: list[int]) -> str:
     """One line for the user: by ids where the server shows them, else by the count of prompt tokens."""
@@ -46,6 +48,8 @@ def _ask(client, address: str, body: dict) -> dict:
     try:
         reply = client.post(address, json=body)
         return reply.json() if reply.status_code == 200 else {}
+    except httpx.ConnectError as error:
+        raise UserError(f"no server answers at {address} ({error}). Start it, or correct --endpoint") from error
     except (httpx.HTTPError, ValueError):
         return {}
 

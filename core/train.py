@@ -1,16 +1,17 @@
 """What SFT and GRPO have in common: trainer arguments from a recipe, one progress line a step, resume, and the end."""
 
+import itertools
 import json
 import os
 import shutil
 import time
 from pathlib import Path
 
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback, TrainerState
 
 from core import fit
 from core.artifacts import atomic_file, file_hash, read_manifest, write_manifest
-from core.config import Recipe, UserError
+from core.config import Recipe, RecipeError, UserError, nearest
 from core.health import Alarms, Measure, cut_log
 from core.models import compute_dtype, save_merged
 from core.ranks import on_main, one_log, world
@@ -41,24 +42,51 @@ DEFAULTS = {
 }
 
 
+def arguments(kind, stage: str, config: dict):
+    """TRL's own configuration; what it refuses is a mistake in the recipe, said before anything is touched."""
+    from transformers.integrations import get_reporting_integration_callbacks
+
+    try:
+        made = kind(**config)
+        get_reporting_integration_callbacks(made.report_to)
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise RecipeError(f"{stage}: {str(error).strip().splitlines()[0]}") from error
+    if getattr(made, "loss_type", "") and stage == "grpo" and made.loss_type not in LOSS_TYPES:
+        raise RecipeError(f"grpo.loss_type '{made.loss_type}'.{nearest(made.loss_type, LOSS_TYPES)}")
+    return made
+
+
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")  # trl 1.16
+SHOWN_OR_KEPT = ("report_to", "logging_steps", "logging_dir", "run_name", "save_total_limit")  # change no weights
+
+
+def experiment(recipe: Recipe, stage: str, inputs: list, **more) -> dict:
+    """What the weights of a stage hang on; files count by their content, wherever they are."""
+    now = fit.whatever_fits(recipe.to_dict())
+    section = {k: v for k, v in now[stage].items() if k not in SHOWN_OR_KEPT}
+    if stage == "grpo" or not recipe.sft.accuracy_rows:  # which else choose SFT's checkpoint
+        section = {k: v for k, v in section.items() if k not in ("accuracy_rows", "save_steps", "save_strategy")}
+    model = Path(recipe.model)
+    asked = {"model": str(model.resolve()) if model.exists() else recipe.model, "seed": recipe.seed}
+    asked |= {"agent": now["agent"], stage: section}
+    return asked | {f"{p.parent.name}/{p.name}": file_hash(p) for p in inputs} | more
+
+
 @on_main
-def is_finished(folder: Path, recipe: Recipe, inputs: list, say=print) -> bool:
-    """A stage with a manifest is whole. What was made, or begun, with other settings or other data is said and removed.
+def is_finished(folder: Path, asked: dict, restart: bool = False, say=print) -> bool:
+    """A stage with a manifest is whole. What was made, or begun, as another `experiment` is said and set aside.
 
     `experiment.json` is written when a stage begins, so that a half-done one resumes only as the same experiment.
     """
-    used = ("model", "tasks", "seed", "agent", "data", "sft") + (("grpo",) if folder.name == "grpo" else ())
-    now = fit.whatever_fits(recipe.to_dict())
-    asked = {k: now[k] for k in used} | {str(p): file_hash(p) for p in inputs}
+    if restart:
+        shutil.rmtree(folder, ignore_errors=True)
     path, manifest = folder / "experiment.json", read_manifest(folder)
     made = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if made is None and manifest is not None:  # made before there was this file
-        then = fit.whatever_fits(manifest["recipe"])
-        made = {k: then.get(k) for k in used} | manifest["inputs"]
-    changed = [k for k in asked if made is not None and made.get(k) != asked[k]]
+    changed = [k for k in asked if made.get(k) != asked[k]] if made is not None else []
     if changed:
-        say(f"{folder} was made with another {', '.join(changed)}: starting anew")
-        shutil.rmtree(folder)
+        aside = next(p for n in itertools.count(1) if not (p := folder.with_name(f"{folder.name}.before-{n}")).exists())
+        say(f"{folder} was made with another {', '.join(changed)}: set aside as {aside}, starting anew")
+        folder.rename(aside)
     elif manifest is not None:
         say(f"{folder} is finished already (made in {manifest['seconds']:.0f} s); --restart makes it again")
         return True
@@ -66,6 +94,20 @@ def is_finished(folder: Path, recipe: Recipe, inputs: list, say=print) -> bool:
         with atomic_file(path) as f:
             json.dump(asked, f, indent=1, ensure_ascii=False)
     return False
+
+
+def train(trainer, folder: Path) -> None:
+    """trainer.train() from the newest checkpoint; where that holds the last step already, it is read and no step is made."""
+    checkpoint = last_checkpoint(folder)
+    if checkpoint and world() == 1 and 0 < trainer.args.max_steps:
+        state = TrainerState.load_from_json(str(Path(checkpoint) / "trainer_state.json"))
+        if state.global_step >= trainer.args.max_steps:
+            trainer._load_from_checkpoint(checkpoint)  # transformers would make one step before it looks
+            trainer.state = state
+            if trainer.args.load_best_model_at_end and state.best_model_checkpoint:
+                trainer._load_best_model()
+            return
+    trainer.train(resume_from_checkpoint=checkpoint)
 
 
 @on_main

@@ -34,7 +34,7 @@ def main():
     from envs import ENVIRONMENTS
     from tasks.prepare import environment_limits
 
-    rows = read_jsonl(recipe.data_dir / "eval.jsonl", f"python step2_prepare_data.py --config {args.config}")
+    rows = read_jsonl(recipe.data_dir / "eval.jsonl", f"python step2_prepare_data.py {args.words}")
     client = OpenAI(base_url=args.endpoint, api_key="none", timeout=300)
     for row in rows[: args.questions]:
         env = ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))

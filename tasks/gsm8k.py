@@ -85,15 +85,29 @@ def _file_rows(split: str, root: str) -> list[dict]:
 
             rows = pyarrow.parquet.read_table(path).to_pylist()
         else:
-            rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            lines = path.read_text(encoding="utf-8").split("\n")
+            rows = [_parsed(line, number) for number, line in enumerate(lines, 1) if line.strip()]
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} ({path.stat().st_size} bytes) is not whole: {error}.\nDownload it again; {HINT}"
         ) from error
     for row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{path} holds {str(row)[:60]!r} where a row with question and answer is expected. {HINT}")
+        if wrong := [k for k in ("question", "answer") if k in row and not isinstance(row[k], str)]:
+            raise ValueError(f"{path}: {wrong[0]} is no text in {str(row)[:100]}. {HINT}")
         if missing := {"question", "answer"} - set(row):
             raise ValueError(f"{path}: a row has no {', '.join(sorted(missing))}; its columns are {', '.join(row)}")
+    if not rows:
+        raise ValueError(f"{path} is empty. {HINT}")
     return rows
+
+
+def _parsed(line: str, number: int) -> dict:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}: {error.msg}") from error
 
 
 def _row(id_: str, question: str, answer: str, name: str, levels: dict[int, str]) -> dict | Rejected:

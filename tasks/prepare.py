@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from core.artifacts import read_manifest
 from core.chat import prompt_ids, visible
 from core.config import Recipe, UserError
 from core.workflow import first_prompt, from_tool_calls, prompt_tools
@@ -69,6 +70,19 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
         splits[split] = [{key: row[key] for key in columns} for row in rows]
     facts = {"tokens": tokens, "tools": tools}
     return splits, rejected, facts
+
+
+def check_prepared(recipe: Recipe, make: str) -> None:
+    """UserError if the prepared data are not whole, or were made from other tasks or other settings of `data:`."""
+    manifest = read_manifest(recipe.data_dir)
+    if manifest is None:
+        raise UserError(f"{recipe.data_dir} is not whole: step 2 was stopped before its end. Run: {make}")
+    then, now = manifest["recipe"], recipe.to_dict()
+    pairs = {"tasks": (then["tasks"], now["tasks"])}
+    pairs |= {f"data.{k}": (then["data"].get(k), v) for k, v in now["data"].items() if k not in ("roots", "hub")}
+    if changed := {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}:
+        what = ", ".join(f"{k} {was!r}, now {asked!r}" for k, (was, asked) in changed.items())
+        raise UserError(f"{recipe.data_dir} was prepared with other settings ({what}). Run: {make}")
 
 
 def _quota(available: dict[str, list], share: dict[str, float], limit: int) -> dict[str, int]:

@@ -96,6 +96,8 @@ def _numbered(path: Path, prefix: str) -> list[dict]:
             f"{path} ({path.stat().st_size} bytes) is not whole: {error}.\nDownload it again; {HINT}"
         ) from error
     for item in items:
+        if not isinstance(item, dict):
+            raise ValueError(f"{path} holds {str(item)[:60]!r} where a list of rows is expected. {HINT}")
         if missing := {"question", "query", "db_id"} - set(item):
             raise ValueError(f"{path}: a row has no {', '.join(sorted(missing))}; its columns are {', '.join(item)}")
     return [item | {"id": f"{prefix}-{i}"} for i, item in enumerate(items)]
@@ -153,7 +155,13 @@ def annotations(folder: str) -> dict[str, Notes]:
     if not path.exists():
         return {}
     out = {}
-    for db in json.loads(path.read_text(encoding="utf-8")):
+    try:
+        described = {db["db_id"]: db for db in json.loads(path.read_text(encoding="utf-8"))}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} ({path.stat().st_size} bytes) is not whole: {error}.\nDownload it again; {HINT}"
+        ) from error
+    for db in described.values():
         tables, columns = db["table_names_original"], db["column_names_original"]
         meanings = {}
         for (t, original), (_, natural) in zip(columns, db["column_names"], strict=True):

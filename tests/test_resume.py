@@ -56,6 +56,22 @@ def test_killed_runs_end_with_the_weights_of_an_undisturbed_one(home):
 
 
 @pytest.mark.slow
+def test_a_run_that_died_after_its_last_step_makes_no_further_one(home):
+    for step, stage in (("step3_sft.py", "sft"), ("step4_grpo.py", "grpo")):
+        words, folder = [step, *arguments(home, "late"), f"--{stage}.max_steps", "2"], home / "late" / "ci" / stage
+        run(*words)
+        was = weights(folder)
+        (folder / "manifest.json").unlink()
+        (folder / "merged" / "model.safetensors").unlink()
+        said = run(*words)
+        assert "resuming from" in said and "step 3/" not in said, said
+        assert weights(folder) == was
+        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in steps if "grad_norm" in line] == [1, 2]
+        assert json.loads((folder / "manifest.json").read_text())["steps"] == 2
+
+
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_survived(home, tmp_path):
     small = tmp_path / "disk"
     small.mkdir()

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from core import train as training  # noqa: E402
-from core.config import Lora, UserError, load_recipe  # noqa: E402
+from core.config import Lora, RecipeError, UserError, load_recipe  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -254,30 +254,52 @@ def test_a_stage_is_taken_over_only_as_the_same_experiment(tmp_path):
     data.write_text("{}\n")
     folder, said = recipe.run_dir / "sft", []
 
-    def finished(recipe):
+    def finished(recipe, **options):
         said.clear()
-        return training.is_finished(folder, recipe, [data], said.append)
+        return training.is_finished(folder, training.experiment(recipe, "sft", [data]), say=said.append, **options)
 
     def finish():
         training.write_manifest(folder, recipe, [data], 0.0)
 
+    def section(**changes):
+        return dataclasses.replace(recipe, sft=dataclasses.replace(recipe.sft, **changes))
+
     assert not finished(recipe) and not said
     (folder / "checkpoint-1").mkdir()
     assert not finished(recipe) and (folder / "checkpoint-1").exists() and not said  # half done: it goes on
-    other = dataclasses.replace(recipe, sft=dataclasses.replace(recipe.sft, lora=Lora(r=8, alpha=8)))
-    assert not finished(other) and "another sft: starting anew" in said[0] and not (folder / "checkpoint-1").exists()
-    assert not finished(recipe) and "another sft" in said[0]
+    assert not finished(section(lora=Lora(r=8, alpha=8))) and "another sft: set aside as" in said[0]
+    assert not (folder / "checkpoint-1").exists() and (tmp_path / "ci" / "sft.before-1" / "checkpoint-1").exists()
+    assert not finished(recipe) and "another sft" in said[0] and (tmp_path / "ci" / "sft.before-2").exists()
     finish()
     assert finished(recipe) and "finished already" in said[0]
-    other = dataclasses.replace(recipe, grpo=dataclasses.replace(recipe.grpo, load_in_4bit=True))
-    assert finished(other)  # another section is no reason
+    # what does not change the weights is no reason: another section, the tracker, how often is saved, the tasks' folders
+    assert finished(dataclasses.replace(recipe, grpo=dataclasses.replace(recipe.grpo, load_in_4bit=True)))
+    assert finished(section(config=recipe.sft.config | {"report_to": "none", "save_steps": 7}))
+    assert finished(dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, eval=3, roots={"gsm8k": "x"})))
+    moved = tmp_path / "elsewhere" / data.parent.name / data.name
+    moved.parent.mkdir(parents=True)
+    moved.write_text("{}\n")
+    assert training.is_finished(folder, training.experiment(recipe, "sft", [moved]), say=said.append)
     data.write_text('{"changed": 1}\n')
-    assert not finished(recipe) and f"another {data}" in said[0] and not (folder / "manifest.json").exists()
+    assert not finished(recipe) and "sft_train.jsonl: set aside" in said[0] and not (folder / "manifest.json").exists()
     finish()
-    (folder / "experiment.json").unlink()  # as stages of earlier versions are
-    assert finished(recipe)
-    data.write_text("{}\n")
-    assert not finished(recipe) and f"another {data}" in said[0]
+    assert not finished(recipe, restart=True) and not (folder / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [({"lr_scheduler_type": "nonsense"}, "SchedulerType"), ({"optim": "adamww"}, "adamww"),
+     ({"report_to": "wandbb"}, "wandbb"), ({"loss_type": "dapoo"}, "Did you mean 'dapo'"), ({}, None)],
+)  # fmt: skip
+def test_what_trl_refuses_is_said_as_a_mistake_in_the_recipe(tmp_path, change, said):
+    from trl import GRPOConfig
+
+    config = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False} | change
+    if said is None:
+        assert training.arguments(GRPOConfig, "grpo", config).output_dir == str(tmp_path)
+        return
+    with pytest.raises(RecipeError, match=said):
+        training.arguments(GRPOConfig, "grpo", config)
 
 
 def test_wandb_goes_offline_without_a_key(tmp_path, monkeypatch):
