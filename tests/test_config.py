@@ -31,7 +31,7 @@ def recipe(tmp_path):
         ({"grpo": {"max_completion_length": 5}}, "agent.max_completion_length"),
         ({"grpo": {"num_generations": 3, "per_device_train_batch_size": 8}}, "does not divide into groups"),
         ({"grpo": {"num_generations": 1}}, "at least 2"),
-        ({"data": {"correction_share": 2.0}}, "between 0 and 1"),
+        ({"data": {"correction_share": 2.0}}, "a share of 0 to 1"),
         ({"tasks": {}}, "tasks needs at least one"),
         ({"run": "a/b"}, "plain folder name"),
     ],

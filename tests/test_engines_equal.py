@@ -49,12 +49,22 @@ def test_same_answers_and_differences_are_ties(source, tmp_path, capsys):
     same = same_episodes(stage, served)
     gaps = []
     for row, own, other in zip(rows, stage.records, served.records, strict=True):
-        if said(own) != said(other):
+        if said(own) != said(other) and not unread_call(own):
             gaps.append(gap(model, tokenizer, episode(row, None).tools, own, other))
+    mended = QUESTIONS - same - len(gaps)
     with capsys.disabled():
-        print(f"\n{source}: {same} of {QUESTIONS} episodes the same; gaps where they part: {gaps}")
+        print(
+            f"\n{source}: {same} of {QUESTIONS} episodes the same; {mended} with a malformed call that the server mends; "
+        )
+        print(f"logits between the tokens where the others part: {gaps}")
     assert same >= 0.95 * QUESTIONS
     assert all(g <= TIE for g in gaps), "an engine chose a token that is not as good as the best"
+
+
+def unread_call(record) -> bool:
+    """The model wrote a call that does not parse: text to transformers' parser, and to the server a call all the same."""
+    turns = [m for m in record["completion"] if m["role"] == "assistant"]
+    return any(tag in m["content"] for m in turns for tag in ("<tool_call>", "</tool_call>"))
 
 
 def gap(model, tokenizer, tools, own, other) -> float:

@@ -115,7 +115,7 @@ def test_finished_files_are_kept_damaged_and_outdated_ones_made_again(recipe, tm
     (out / "gguf" / ".ci-f16.gguf.123.tmp").write_bytes(b"a crash left this")
     export(recipe, "sft", ["gguf-f16", "gguf-q8_0"], out, said.append)
     assert paths["gguf-q8_0"].read_bytes() == whole and paths["gguf-f16"].stat().st_mtime_ns == when
-    assert "q8_0 made from" in said[0] and "damaged" in said[0] and "finished already" in said[1] + said[2]
+    assert "gguf-q8_0 of" in said[0] and "damaged" in said[0] and "finished already" in said[1] + said[2]
     assert len(list((out / "gguf").iterdir())) == 2
 
     export(recipe, "grpo", ["gguf-f16"], out, said.append)  # other weights: nothing of the old ones stays beside them
