@@ -81,7 +81,7 @@ def train(recipe, args):
         train_dataset=Dataset.from_list(rows),
         eval_dataset=Dataset.from_list(held_out),
         processing_class=tokenizer,
-        peft_config=lora_config(settings.lora, new_tokens, model.config.tie_word_embeddings),
+        peft_config=lora_config(settings.lora, model, new_tokens),
     )
     if settings.accuracy_rows:
 

@@ -109,8 +109,9 @@ def train(recipe, args):
         )
         arguments.shuffle_dataset = False  # easy ones first
     training.trackers(folder, config["report_to"])
+    model = load_model(source, recipe.grpo.load_in_4bit)
     trainer = GroupTrainer(
-        model=load_model(source, recipe.grpo.load_in_4bit),
+        model=model,
         args=arguments,
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
@@ -119,7 +120,7 @@ def train(recipe, args):
             if agent.workflow
             else {"reward_funcs": rewards, "environment_factory": environments}
         ),
-        peft_config=lora_config(recipe.grpo.lora),
+        peft_config=lora_config(recipe.grpo.lora, model),
     )
     trainer.resample, trainer.tool_deadline = recipe.grpo.resample, 2 * agent.timeout
     ids, _ = render(tokenizer, worked[0]["messages"], tools[worked[0]["environment"]])  # a real row

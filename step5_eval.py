@@ -30,7 +30,7 @@ def add_arguments(parser):
     parser.add_argument(
         "--samples", type=positive, default=0, metavar="K", help="also K samples a question: pass@k, majority"
     )
-    parser.add_argument("--temperature", type=float, default=0.8, help="of those samples (default 0.8)")
+    parser.add_argument("--sample_temperature", type=float, default=0.8, help="of those samples (default 0.8)")
     parser.add_argument("--engine", choices=["auto", "vllm", "transformers"], default="auto", help="for local models")
     parser.add_argument("--endpoint", metavar="URL", help="evaluate an OpenAI-compatible server instead of --stages")
     parser.add_argument("--served_model", metavar="NAME", help="the model's name at the endpoint")
@@ -73,7 +73,7 @@ def main():
     limits = args.turns or [recipe.agent.max_turns]
     usual = recipe.agent.max_turns if recipe.agent.max_turns in limits else limits[-1]
     variants = [Variant(t, 0, recipe.eval.temperature) for t in limits]
-    variants += [Variant(usual, s + 1, args.temperature) for s in range(args.samples)]
+    variants += [Variant(usual, s + 1, args.sample_temperature) for s in range(args.samples)]
     path = Path(args.output or recipe.run_dir / _folder(args)) / "episodes.jsonl"
 
     import rewards
@@ -119,9 +119,9 @@ def _folder(args) -> str:
 def _check(args) -> None:
     if args.endpoint and not args.served_model:
         raise RecipeError("--endpoint needs --served_model NAME (what the server calls the model)")
-    if args.samples and args.temperature <= 0:
+    if args.samples and args.sample_temperature <= 0:
         raise RecipeError(
-            "--samples with --temperature 0 plays the same episode K times: give it a temperature above 0"
+            "--samples with --sample_temperature 0 plays the same episode K times: give it a temperature above 0"
         )
 
 

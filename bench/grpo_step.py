@@ -88,8 +88,9 @@ def build(recipe, source, rows, ours: bool, times: Counter, output: str):
     config |= {"max_completion_length": recipe.agent.max_completion_length, "logging_strategy": "no"}
     config |= {"max_tool_calling_iterations": recipe.agent.max_turns, "disable_tqdm": True}
     names = sorted({row["environment"] for row in rows})
+    model = load_model(source)
     trainer = clocked(GroupTrainer if ours else GRPOTrainer, times)(
-        model=load_model(source),
+        model=model,
         args=GRPOConfig(**config | {"reward_weights": list(recipe.grpo.rewards.values())}),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
@@ -98,7 +99,7 @@ def build(recipe, source, rows, ours: bool, times: Counter, output: str):
             n: functools.partial(timed_environment(ENVIRONMENTS[n], times), **environment_limits(recipe, n))
             for n in names
         },
-        peft_config=lora_config(recipe.grpo.lora),
+        peft_config=lora_config(recipe.grpo.lora, model),
     )
     if ours:
         trainer.model.generate = fast_generate(trainer.model, [tokenizer.eos_token_id], tokenizer.pad_token_id)

@@ -290,8 +290,11 @@ def _section_keys(section: str) -> set[str]:
 
 
 def nearest(name: str, names) -> str:
-    close = difflib.get_close_matches(name, list(names), 1, 0.6)
-    return f" Did you mean '{close[0]}'?" if close else f" Known: {', '.join(sorted(set(names))[:40])}"
+    names = sorted(set(names))
+    if close := difflib.get_close_matches(name, names, 1, 0.6):
+        return f" Did you mean '{close[0]}'?"
+    few = len(names) <= 40
+    return f" Known: {', '.join(names)}" if few else f" Nearest: {', '.join(difflib.get_close_matches(name, names, 5, 0))}"
 
 
 def _build(cls, raw: dict, where: str):

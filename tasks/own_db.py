@@ -96,7 +96,12 @@ def create(
     write_jsonl(folder / "train.jsonl", train)
     write_jsonl(folder / "eval.jsonl", evaluation)
     path = Path(recipe or f"recipes/own-{name}.yaml")
-    write_text(path, recipe_text(name, folder, train, evaluation, Path(base), seed))
+    text = recipe_text(name, folder, train, evaluation, Path(base), seed)
+    kept = {}
+    if path.exists() and path.read_text(encoding="utf-8") != text:  # perhaps edited by hand
+        os.replace(path, before := path.with_suffix(".yaml.before"))
+        kept = {"kept": f"{before}, the recipe as it was"}
+    write_text(path, text)
     counts = {
         "questions": len(items),
         "usable": len(rows),
@@ -107,7 +112,7 @@ def create(
         "eval": len(evaluation),
         "inferred_keys": len(keys),
     }
-    return path, counts
+    return path, counts | kept
 
 
 def _apart(made: list[dict], evaluation: list[dict]) -> list[dict]:

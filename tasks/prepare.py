@@ -245,6 +245,8 @@ def question_row(recipe: Recipe, question: str, db: str | None, task: str | None
             schema = schema_text(db, question, **options | _in_characters(workflow))
         except sqlite3.DatabaseError as error:
             raise UserError(f"{db} cannot be read as a SQLite database: {error}") from error
+        if not schema.strip():
+            raise UserError(f"{db} holds no table")
         system, user = SQL, f"{schema}\n\nQuestion: {question}"
     prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     if workflow:

@@ -148,13 +148,14 @@ def grpo(tiny, tmp_path_factory):
 
     tokenizer, home = load_tokenizer(tiny), str(tmp_path_factory.mktemp("grpo"))
     sizes = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 12, "temperature": 0.7}
+    model = load_model(tiny)
     trainer = GroupTrainer(
-        model=load_model(tiny),
+        model=model,
         args=GRPOConfig(output_dir=home, use_cpu=True, bf16=False, report_to="none", **sizes),
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": f"{i} + 2?"}]} for i in range(8)]),
         processing_class=tokenizer,
         reward_funcs=[lambda completions, **_: [float(len(c[0]["content"]) % 3) for c in completions]],
-        peft_config=lora_config(Lora(r=4, alpha=8)),
+        peft_config=lora_config(Lora(r=4, alpha=8), model),
     )
     torch.manual_seed(1)
     for name, p in trainer.model.named_parameters():

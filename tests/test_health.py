@@ -67,6 +67,11 @@ def test_each_alarm_speaks_once_and_alone(metric, values, alarm):
     assert [name for _, name in spoke] == [alarm]
 
 
+def test_entropy_may_fall_in_sft():
+    """As the demo's does in 16 steps; its log has no reward."""
+    assert run(steps=16, loss=lambda s: 1.4 * 0.8**s, entropy=lambda s: 1.2 * 0.8**s) == []
+
+
 def test_a_collapse_is_told_within_a_few_steps_and_again_if_it_comes_back():
     use = lambda s: 0.1 if 20 <= s < 30 or s >= 45 else 0.9  # noqa: E731
     spoke = run(steps=60, **{"episode/tool_use": use})

@@ -153,7 +153,7 @@ def test_parameters_and_adapter_are_counted_right(kind):
     arch = Architecture.of_config(config.to_dict())
     assert arch.parameters == sum(p.numel() for p in model.parameters())
     lora = Lora(r=8, layers=[1, 3])
-    model = get_peft_model(model, lora_config(lora))
+    model = get_peft_model(model, lora_config(lora, model))
     assert adapter_size(arch, lora) == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

@@ -47,7 +47,7 @@ def make(tokenizer, folder, model, rows, lora=None, held_out=None, new_tokens=No
         train_dataset=Dataset.from_list(rows),
         eval_dataset=Dataset.from_list(rows[:2]),
         processing_class=tokenizer,
-        peft_config=lora_config(lora, new_tokens, model.config.tie_word_embeddings),
+        peft_config=lora_config(lora, model, new_tokens),
     )
     trainer.held_out = held_out
     return trainer
