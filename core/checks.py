@@ -5,6 +5,7 @@ Before the model is loaded: `check_rendering`, `check_rewards`. While it trains:
 """
 
 from collections import Counter
+from pathlib import Path
 
 from transformers import TrainerCallback
 
@@ -130,7 +131,14 @@ def check_rewards(rows: list[dict], judge, weights: dict[str, float], cheats) ->
         needed = set(weights) | {name}
         (scores,) = judge.score_batch([row], [gold], only=needed)
         if scores[name] is None:
-            raise UserError(f"self-check on row {row['id']}: {name} cannot judge gold. Is the judge's server there?")
+            path = row.get("db_path")
+            gone = (
+                f"There is no {path}: run step2_prepare_data.py in this folder"
+                if path and not Path(path).exists()
+                else ""
+            )
+            why = gone or "Is the judge's server there?"
+            raise UserError(f"self-check on row {row['id']}: {name} cannot judge gold. {why}")
         if not judge.holds(scores, name):
             raise UserError(
                 f"self-check on row {row['id']}: gold earns {name} {scores[name]:.2f} instead of 1.0: training would teach "

@@ -294,7 +294,9 @@ def nearest(name: str, names) -> str:
     if close := difflib.get_close_matches(name, names, 1, 0.6):
         return f" Did you mean '{close[0]}'?"
     few = len(names) <= 40
-    return f" Known: {', '.join(names)}" if few else f" Nearest: {', '.join(difflib.get_close_matches(name, names, 5, 0))}"
+    return (
+        f" Known: {', '.join(names)}" if few else f" Nearest: {', '.join(difflib.get_close_matches(name, names, 5, 0))}"
+    )
 
 
 def _build(cls, raw: dict, where: str):

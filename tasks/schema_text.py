@@ -305,8 +305,8 @@ def _pruned(schema, shown, mentioned, question, budget, style, count) -> dict[st
 def _forms(table: Table, score: dict, shown: dict, bare: dict, style: str) -> list[str]:
     """A table's line from full to least: all with values, all columns, relevant columns and keys, keys and best."""
     ranked = sorted(table.columns, key=lambda c: -score[table.name, c.name])
-    relevant = {c.name for c in ranked if c.key or c.reference or score[table.name, c.name] > 0}
     least = {c.name for c in table.columns if c.key} | {c.name for c in ranked[:2]}
+    relevant = {c.name for c in ranked if c.key or c.reference or score[table.name, c.name] > 0} or least
     forms = [
         _line(table, table.columns, shown, style),
         _line(table, table.columns, bare, style),

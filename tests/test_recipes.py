@@ -110,7 +110,9 @@ def test_peft_takes_its_adapters():
 
     from core.models import lora_config
 
-    model = LlamaForCausalLM(LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1))
+    model = LlamaForCausalLM(
+        LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    )
     for file in FILES:
         recipe = load_recipe(file)
         for lora in (recipe.sft.lora, recipe.grpo.lora):

@@ -207,6 +207,16 @@ def test_over_the_budget_what_the_question_names_stays(wide_db, budget):
         assert any(x.startswith("CREATE TABLE song") for x in lines)  # joined to the relevant table
 
 
+@pytest.mark.parametrize("style", ["compact", "ddl"])
+def test_a_table_without_keys_that_no_question_names_keeps_some_columns(tmp_path, style):
+    path = str(tmp_path / "odd.sqlite")
+    with sqlite3.connect(path) as db:
+        db.execute(f"CREATE TABLE measures ({', '.join(f'reading_{i} REAL' for i in range(40))})")
+    db.close()
+    text = schema_text(path, "Which singers come from france?", schema_tokens=60, schema_style=style)
+    assert "reading_0 real" in text and "38 more columns" in text
+
+
 def test_a_budget_too_small_says_what_is_needed(wide_db):
     with pytest.raises(ValueError, match=r"schema_tokens=20 is too small: .* needs \d+ tokens"):
         schema_text(wide_db, "Which singers come from france?", schema_tokens=20)
