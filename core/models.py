@@ -10,6 +10,7 @@ import shutil
 import socket
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 from core.artifacts import atomic_dir, read_json, read_manifest
 from core.chat import agent_tokenizer
@@ -275,25 +276,29 @@ def _in_hub_cache(name: str) -> bool:
 
 @on_main
 def _embedded(name: str, package: str, file: str) -> Path:
-    """The package's GGUF as an ordinary float32 folder, converted once (20 s) and kept in the user's cache."""
+    """The package's GGUF as an ordinary float32 folder, converted once (seconds) and kept in the user's cache."""
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise UserError(
             f"the embedded copy of {name} is missing: run ./step1_env.sh, which installs package '{package}'"
         )
-    gguf = Path(spec.submodule_search_locations[0]) / file
+    source = Path(spec.submodule_search_locations[0]) / file
     home = Path(
         os.environ.get("SIXSTEP_CACHE", Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sixstep")
     )
-    target = home / f"{name.split('/')[-1]}-{gguf.stat().st_size}"
+    target = home / f"{name.split('/')[-1]}-{source.stat().st_size}"
     if (target / "config.json").exists():
         return target
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     shutil.rmtree(target, ignore_errors=True)
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    model = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    # transformers reads the file three times, and lists the names of its tensors once for every module
+    once = {name: cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")}
+    with mock.patch.multiple(gguf, **once):
+        tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
+        model = AutoModelForCausalLM.from_pretrained(str(source.parent), gguf_file=source.name, dtype=torch.float32)
     model.hf_quantizer = None  # the weights are dequantised: save them as an ordinary model
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
