@@ -6,6 +6,7 @@ demo and the tests independent of any hub. It is converted once into a cache fol
 
 import importlib.util
 import os
+import re
 import shutil
 import socket
 from functools import cache
@@ -170,13 +171,16 @@ def untrained_tokens(model, tokenizer, limit: float = 0.9999) -> list[int]:
     """Ids of the protocol's tokens whose embedding is that of an id nobody uses: the base has never seen them.
 
     Qwen2.5-Coder cannot write `<tool_call>` for this reason, and adapters on the projections alone do not mend it. Ids
-    beyond the tokenizer's vocabulary only fill the matrix up; what looks like them (cosine > `limit`) is untrained too.
+    beyond the vocabulary, or called [PADn] by GGUF, only fill the matrix up; what looks like them (cosine > `limit`) is
+    untrained too.
     """
     import torch
 
     rows = model.get_input_embeddings().weight.detach()
-    unused = rows[len(tokenizer) :]
-    ids = [i for i in map(tokenizer.get_vocab().get, PROTOCOL) if i is not None]
+    vocabulary = tokenizer.get_vocab()
+    fill = [i for token, i in vocabulary.items() if re.fullmatch(r"\[PAD\d+\]", token)]
+    unused = rows[[*fill, *range(len(tokenizer), len(rows))]]
+    ids = [i for i in map(vocabulary.get, PROTOCOL) if i is not None]
     if not len(unused) or not ids:
         return []
     alike = torch.cosine_similarity(rows[ids].float(), unused.float().mean(0, keepdim=True))

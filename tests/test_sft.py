@@ -216,6 +216,9 @@ def test_untrained_call_tokens_are_found_and_learnt(coder, tiny, tokenizer, tmp_
     tokenizer, model = load_tokenizer(coder), load_model(coder)
     dead = untrained_tokens(model, tokenizer)
     assert tokenizer.convert_ids_to_tokens(dead) == ["<tool_call>", "</tool_call>"]
+    named = load_tokenizer(coder)
+    named.add_tokens([f"[PAD{i}]" for i in range(len(named), model.config.vocab_size)])  # as a GGUF's vocabulary
+    assert untrained_tokens(model, named) == dead
     rows = random_rows()
     for row in rows:
         row["input_ids"][10], row["input_ids"][14] = dead
