@@ -11,7 +11,7 @@ Writes  checkpoints/<run>/export/   (--output DIR), finished files are kept:
 
     python step6_export.py --config recipes/demo.yaml
     python step6_export.py --config R --formats hf gguf-q8_0 gguf-q4_k_m ollama --verify
-    python step6_export.py --config R --export.stage grpo/checkpoint-4 --output exports/step-4
+    python step6_export.py --config R --export.stage grpo/checkpoint-5 --output exports/step-5
 """
 
 from pathlib import Path
