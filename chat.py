@@ -10,7 +10,7 @@ In a session: /help, /schema, /sql SELECT ..., /reset (forget what was said), Ct
 
 from pathlib import Path
 
-from core.config import UserError, load_recipe_args, run_step
+from core.config import RecipeError, UserError, load_recipe_args, run_step
 
 COMMANDS = """/schema          the tables of the database
 /sql SELECT ...  run a query yourself, in the agent's sandbox
@@ -32,11 +32,11 @@ def add_arguments(parser):
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments, default=usual)
     if bool(args.db) == bool(args.task):
-        raise UserError("name one of --db FILE.sqlite or --task NAME (gsm8k, mini_math)")
+        raise RecipeError("name one of --db FILE.sqlite or --task NAME (gsm8k, mini_math)")
     if args.db and not Path(args.db).is_file():
         raise UserError(f"no database file '{args.db}'")
     if args.endpoint and not args.served_model:
-        raise UserError("--endpoint needs --served_model NAME (GET URL/models lists them)")
+        raise RecipeError("--endpoint needs --served_model NAME (GET URL/models lists them)")
     from tasks.prepare import question_row
 
     question_row(recipe, "", args.db, args.task)  # a file that is no database, a task without a chat: said at once

@@ -69,17 +69,17 @@ def test_a_session_with_a_server(server, shop_db):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "code", "says"),
     [
-        ([], "--db FILE.sqlite or --task"),
-        (["--db", "no.sqlite"], "no database file 'no.sqlite'"),
-        (["--task", "spider"], "pass --db"),
-        (["--task", "mini_math", "--stage", "nowhere"], "'nowhere' is neither"),
-        (["--task", "mini_math", "--endpoint", "http://127.0.0.1:9/v1"], "--served_model"),
+        ([], 2, "--db FILE.sqlite or --task"),
+        (["--db", "no.sqlite"], 1, "no database file 'no.sqlite'"),
+        (["--task", "spider"], 1, "pass --db"),
+        (["--task", "mini_math", "--stage", "nowhere"], 1, "'nowhere' is neither"),
+        (["--task", "mini_math", "--endpoint", "http://127.0.0.1:9/v1"], 2, "--served_model"),
     ],
 )
-def test_bad_input_is_one_clear_error(words, says):
-    assert says in chat(*words, code=1)
+def test_bad_input_is_one_clear_error(words, code, says):
+    assert says in chat(*words, code=code)
 
 
 @pytest.mark.slow

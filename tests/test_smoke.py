@@ -99,7 +99,7 @@ def test_six_steps(home):
         (["step3_sft.py", "--config", "recipes/ci.yaml", "--sft.learning_rat", "1"], 2, "learning_rate"),
         (["step3_sft.py", "--config", "recipes/ci.yaml", "--data_root", "nowhere"], 1, "step2_prepare_data.py"),
         (["step4_grpo.py", "--config", "recipes/ci.yaml", "--grpo.num_generations", "3"], 2, "divide into groups"),
-        (["step5_eval.py", "--config", "recipes/ci.yaml", "--endpoint", "http://localhost:1"], 1, "--served_model"),
+        (["step5_eval.py", "--config", "recipes/ci.yaml", "--endpoint", "http://localhost:1"], 2, "--served_model"),
     ],
 )
 def test_bad_input_is_one_clear_error(words, code, says):
