@@ -59,6 +59,7 @@ class Data:
     train: int = 0  # SFT rows per run, 0 = all
     val: int = 100  # rows held out of train for SFT's loss and best checkpoint
     rl: int = 0  # GRPO prompts, 0 = all
+    rl_tasks: dict[str, float] = field(default_factory=dict)  # their mixture, where it is not that of `tasks`
     eval: int = 0  # evaluation rows, 0 = the whole split
     max_length: int = 2048  # longer rows (prompt + episode, in tokens) are rejected, never cut in the middle
     correction_share: float = 0.0  # share of SQL rows that show a wrong query, its real result and the rewrite

@@ -17,6 +17,7 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
         super().__init__(*args, **kwargs)
         base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
         self.as_tree = packs_exactly(base.config)
+        self.leaves_out = loss_is_a_sum_over_tokens(self.args) and not self.aux_loss_enabled
         if self.as_tree:
             attend_in_tree(base)
             if self.ref_model is not None:
@@ -28,6 +29,17 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
         finally:
             if forget := getattr(self.model.generate, "forget", None):  # core/decode.py: training needs the memory
                 forget()
+
+    def _compute_loss(self, model, inputs):
+        """As TRL's, without the episodes that have no advantage where these add nothing to loss and gradient.
+
+        The entropy in the log is then that of the others.
+        """
+        teach = inputs["advantages"].abs() > 1e-6
+        if self.leaves_out and model.training and self.accelerator.num_processes == 1 and not teach.all():
+            teach[0] |= not teach.any()  # something to call backward on
+            inputs = {k: v if v is None or v.ndim == 0 else v[teach] for k, v in inputs.items()}
+        return super()._compute_loss(model, inputs)
 
     def _get_per_token_logps_and_entropies(
         self, model, input_ids, attention_mask, logits_to_keep, batch_size=None, compute_entropy=False, **kwargs
@@ -78,3 +90,9 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
             batch = {k: v if v is None or v.ndim == 0 else v[order.to(v.device)] for k, v in batch.items()}
             self._buffered_inputs = split_tensor_dict(batch, steps)
         return self._buffered_inputs[self._step % steps]
+
+
+def loss_is_a_sum_over_tokens(args) -> bool:
+    """Divided by what no row of the micro-batch changes, and nothing in it but advantage times likelihood."""
+    alone = args.beta == 0 and args.entropy_coef == 0 and not args.use_adaptive_entropy
+    return args.loss_type in ("dapo", "cispo") and alone and args.top_entropy_quantile == 1

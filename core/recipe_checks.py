@@ -34,6 +34,10 @@ LEAST = {  # the smallest value that means something
 def check_recipe(recipe: Recipe, path: Path) -> None:
     if not recipe.tasks or any(w <= 0 for w in recipe.tasks.values()):
         raise RecipeError(f"{path}: tasks needs at least one 'name: weight' above 0, found {recipe.tasks}")
+    for name, weight in recipe.data.rl_tasks.items():
+        if name not in recipe.tasks or weight <= 0:
+            known = ", ".join(recipe.tasks)
+            raise RecipeError(f"{path}: data.rl_tasks takes weights above 0 of {known}; found '{name}: {weight}'")
     if os.sep in recipe.run or recipe.run in ("", ".", "..", "raw"):
         raise RecipeError(f"{path}: run '{recipe.run}' must be a plain folder name")
     if not 0 <= recipe.data.correction_share <= 1:

@@ -30,7 +30,10 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
         say(f"{name}: reading, and running gold in its environment")
         pools[name] = _task_rows(recipe, name, tokenizer, rejected)
     splits = {"sft_train": [], "sft_val": [], "rl_train": [], "eval": []}
-    share = {name: weight / sum(recipe.tasks.values()) for name, weight in recipe.tasks.items()}
+    share, rl_share = (
+        {name: weight / sum(tasks.values()) for name, weight in tasks.items()}
+        for tasks in (recipe.tasks, data.rl_tasks or recipe.tasks)
+    )
     for name, (train, evaluation) in pools.items():
         rng = random.Random(f"{recipe.seed}-{name}")
         rng.shuffle(train)
@@ -47,10 +50,11 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
         if split == "rl_train" and data.train and data.rl:  # prompts the SFT has not seen, as far as there are enough
             taught = {row["id"] for row in splits["sft_train"]}
             available = {name: sorted(rows, key=lambda r: r["id"] in taught) for name, rows in available.items()}
-        quota = (
-            _quota(available, share, limit) if split != "eval" or limit else {n: len(r) for n, r in available.items()}
-        )
-        rows = [row for name in available for row in available[name][: quota[name]]]
+        if split == "eval" and not limit:
+            quota = {name: len(rows) for name, rows in available.items()}
+        else:
+            quota = _quota(available, rl_share if split == "rl_train" else share, limit)
+        rows = [row for name, count in quota.items() for row in available[name][:count]]
         random.Random(recipe.seed).shuffle(rows)
         splits[split] = rows
     for split, rows in splits.items():
@@ -87,9 +91,9 @@ def check_prepared(recipe: Recipe, make: str) -> None:
 
 def _quota(available: dict[str, list], share: dict[str, float], limit: int) -> dict[str, int]:
     """Rows per task in the recipe's proportion; limit 0 = as many as the scarcest task allows."""
-    most = min(len(rows) / share[name] for name, rows in available.items())
+    most = min(len(available[name]) / part for name, part in share.items())
     total = min(limit or most, most)
-    return {name: round(total * share[name]) for name in available}
+    return {name: round(total * part) for name, part in share.items()}
 
 
 def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tuple[list[dict], list[dict]]:

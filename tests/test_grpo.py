@@ -56,6 +56,35 @@ def test_scores_and_gradients_are_trls(trainer):
     torch.testing.assert_close(chunks * mask, results[True][0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("advantages", [[0.5, -0.5, 0, 0, 0, 0, 0.25, 0], [0.0] * 8])
+def test_episodes_without_advantage_change_nothing_and_are_left_out(trainer, advantages, monkeypatch):
+    ids, attention_mask, mask = batch(trainer)
+    inputs = {"prompt_ids": ids[:, :12], "prompt_mask": attention_mask[:, :12], "completion_ids": ids[:, 12:]}
+    inputs |= {"completion_mask": mask, "advantages": torch.tensor(advantages), "num_items_in_batch": mask.sum()}
+    trainer.current_gradient_accumulation_steps = 1
+    rows, score, results = [], trainer._score, {}
+    monkeypatch.setattr(trainer, "_score", lambda model, ids, *a: (rows.append(len(ids)), score(model, ids, *a))[1])
+    for leaves_out in (True, False):
+        monkeypatch.setattr(trainer, "leaves_out", leaves_out)
+        trainer.model.train().zero_grad()
+        loss = trainer._compute_loss(trainer.model, inputs)
+        loss.backward()
+        results[leaves_out] = loss.detach(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    assert rows == [max(1, sum(a != 0 for a in advantages)), 8]
+    torch.testing.assert_close(results[True], results[False], rtol=1e-4, atol=1e-6)
+    assert results[True][1].abs().max() > 0 or not any(advantages)
+
+
+def test_what_else_is_in_the_loss_keeps_every_episode(trainer):
+    from types import SimpleNamespace
+
+    from core.grpo import loss_is_a_sum_over_tokens
+
+    assert trainer.leaves_out and loss_is_a_sum_over_tokens(trainer.args)
+    for change in ({"beta": 0.1}, {"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}, {"loss_type": "grpo"}):
+        assert not loss_is_a_sum_over_tokens(SimpleNamespace(**vars(trainer.args) | change))
+
+
 def test_a_step_trains(trainer):
     before = [p.clone() for p in trainer.model.parameters()]
     trainer.args.max_steps = 1

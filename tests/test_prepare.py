@@ -1,0 +1,47 @@
+"""Rows are divided among the splits in the recipe's proportions, GRPO's in their own where it names some."""
+
+from collections import Counter
+
+import pytest
+
+from core.config import RecipeError, load_recipe
+from tasks import COLUMNS, prepare
+
+WORDS = ["--data.train", "40", "--data.val", "4", "--data.rl", "40", "--data.eval", "20"]
+
+
+def rows(name: str, count: int) -> list[dict]:
+    row = dict.fromkeys(COLUMNS, "") | {"task": name, "environment": "calculator", "tokens": 9, "prompt_tokens": 5}
+    return [row | {"id": f"{name}-{n}", "messages": []} for n in range(count)]
+
+
+@pytest.fixture
+def divide(monkeypatch):
+    def run(*words: str) -> dict[str, Counter]:
+        recipe = load_recipe("recipes/ci.yaml", [*WORDS, *words])
+        splits, _, _ = prepare.prepare(recipe, None, say=lambda line: None)
+        assert not {r["id"] for r in splits["sft_val"]} & {r["id"] for r in splits["sft_train"] + splits["rl_train"]}
+        return {split: Counter(r["task"] for r in found) for split, found in splits.items()}
+
+    monkeypatch.setattr(prepare, "_task_rows", lambda recipe, name, *rest: (rows(name, 100), rows(name, 30)))
+    monkeypatch.setattr(prepare, "prompt_ids", lambda *args: [0])
+    return run
+
+
+def test_every_split_has_the_recipes_mixture(divide):
+    found = divide("--tasks", "{mini_sql: 3, mini_math: 1}")
+    assert found["sft_train"] == found["rl_train"] == {"mini_sql": 30, "mini_math": 10}
+    assert found["eval"] == {"mini_sql": 15, "mini_math": 5} and found["sft_val"] == {"mini_sql": 3, "mini_math": 1}
+
+
+def test_grpos_prompts_may_have_a_mixture_of_their_own(divide):
+    found = divide("--tasks", "{mini_sql: 1, mini_math: 1}", "--data.rl_tasks", "{mini_sql: 1, mini_math: 3}")
+    assert found["rl_train"] == {"mini_sql": 10, "mini_math": 30}
+    assert found["sft_train"] == {"mini_sql": 20, "mini_math": 20}
+    assert divide("--data.rl_tasks", "{mini_math: 1}")["rl_train"] == {"mini_math": 40}
+
+
+@pytest.mark.parametrize("mixture", ["{spider: 1}", "{mini_math: 0}"])
+def test_a_mixture_of_tasks_that_are_not_there_is_refused(mixture):
+    with pytest.raises(RecipeError, match="data.rl_tasks takes weights above 0 of mini_sql, mini_math"):
+        load_recipe("recipes/ci.yaml", ["--data.rl_tasks", mixture])
