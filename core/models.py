@@ -139,7 +139,9 @@ def load_model(source: str, load_in_4bit: bool = False, train_all: bool = False)
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=compute_dtype(),
         )
-    if torch.cuda.is_available() and not sharded():
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRANSFORMERS_SDPA_FORCE_GQA", "1")  # only on CUDA does a mask make it slower
+    elif not sharded():
         kwargs["device_map"] = {"": int(os.environ.get("LOCAL_RANK", 0))}
     base = adapter_base(source)
     try:
