@@ -92,6 +92,11 @@ def train(recipe, args):
     asked = training.experiment(recipe, "grpo", inputs, start=start)
     if training.is_finished(folder, asked, args.restart):
         return
+    if len(rows) < (prompts := arguments.generation_batch_size // arguments.num_generations):
+        raise UserError(
+            f"a step takes {prompts} prompts and {file} holds {len(rows)}: raise data.rl and run {make}, or lower "
+            "--grpo.gradient_accumulation_steps"
+        )
     tokenizer = load_tokenizer(source)
     tools = {name: workflow.prompt_tools(recipe.agent, env()) for name, env in ENVIRONMENTS.items()}
     worked = read_jsonl(recipe.data_dir / "sft_train.jsonl", make)
@@ -109,7 +114,7 @@ def train(recipe, args):
         )
         arguments.shuffle_dataset = False  # easy ones first
     training.trackers(folder, config["report_to"])
-    model = load_model(source, recipe.grpo.load_in_4bit)
+    model = load_model(source, recipe.grpo.load_in_4bit, train_all=recipe.grpo.lora is None)
     trainer = GroupTrainer(
         model=model,
         args=arguments,

@@ -74,14 +74,14 @@ def main():
     usual = recipe.agent.max_turns if recipe.agent.max_turns in limits else limits[-1]
     variants = [Variant(t, 0, recipe.eval.temperature) for t in limits]
     variants += [Variant(usual, s + 1, args.sample_temperature) for s in range(args.samples)]
-    path = Path(args.output or recipe.run_dir / _folder(args)) / "episodes.jsonl"
+    path = Path(args.output or recipe.run_dir / _folder(recipe, args)) / "episodes.jsonl"
 
     import rewards
 
     wanted = {}
     for stage, source in sources.items():
         weights = [args.endpoint] if args.endpoint else [args.engine, fingerprint(source)]
-        wanted[stage] = plan(stage, weights, list(rows.values()), recipe.agent, variants, recipe.seed)
+        wanted[stage] = plan(stage, weights, list(rows.values()), recipe.agent, variants, recipe.seed, rewards)
     if args.endpoint:  # before anything is written: the server may not be there
         row = next(iter(rows.values()))
         tools = prompt_tools(recipe.agent, ENVIRONMENTS[row["environment"]]())
@@ -108,9 +108,10 @@ def main():
     _report(recipe, args, path, records, limits, usual, started)
 
 
-def _folder(args) -> str:
+def _folder(recipe, args) -> str:
     """`eval` is the whole evaluation of the stages, which step 6 chooses by; anything less, or else, stands beside it."""
     parts = [args.split] if args.split != "eval" else []
+    parts += ["turns", *map(str, args.turns)] if args.turns and recipe.agent.max_turns not in args.turns else []
     parts += [f"first-{args.limit}"] if args.limit else []
     parts += [args.served_model] if args.endpoint else [s for s in args.stages if s not in ("base", "sft", "grpo")]
     return "-".join(["eval", *(re.sub(r"[^\w.]+", "-", part).strip("-") for part in parts)])

@@ -103,10 +103,13 @@ def check_rows(recipe: Recipe, rows: list[dict], tokenizer, make_env, judge, gol
         gold = gold_episode(row, env)
         if recipe.agent.workflow:
             gold = from_tool_calls(gold)
-        name = judge.PRIMARY[row["environment"]]
-        value = judge.score(row, gold)[name]
-        if value != 1.0:
-            problems.append(f"{row['id']}: gold scores {value} on {name}, not 1.0; run step2_prepare_data.py again")
+        name, scores = judge.PRIMARY[row["environment"]], judge.score(row, gold)
+        right = judge.holds(scores, name)
+        if right is None:
+            why = "it fails by itself (run step2_prepare_data.py again), or the judge is down"
+            problems.append(f"{row['id']}: gold scores nothing on {name}: {why}")
+        elif not right:
+            problems.append(f"{row['id']}: gold scores {scores[name]} on {name}; run step2_prepare_data.py again")
         if tokenizer:
             try:
                 check_rendering(tokenizer, row | {"messages": row["prompt"] + gold}, prompt_tools(recipe.agent, env))

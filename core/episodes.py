@@ -37,22 +37,27 @@ class Variant:
     temperature: float = 0.0
 
 
-def plan(stage: str, weights: Any, rows: list[dict], agent: Agent, variants: list[Variant], seed: int) -> dict:
+def plan(
+    stage: str, weights: Any, rows: list[dict], agent: Agent, variants: list[Variant], seed: int, judge: Any = None
+) -> dict:
     """Identity -> key of every episode of a stage. `weights`: what tells this stage's answers from another's."""
     database, wanted = functools.cache(file_hash), {}
     for v in variants:
         how = [weights, asdict(agent) | {"max_turns": v.turns}, asdict(v), seed if v.temperature else None]
         for row in rows:
             data = database(row["db_path"]) if row["db_path"] else ""
-            parts = [how, row["prompt"], row["gold"], row["facts"], data]
+            parts = [how, row["prompt"], row["gold"], row["facts"], data, judge.judge_of(row) if judge else ""]
             wanted[stage, v.turns, v.sample, row["id"]] = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return wanted
 
 
 def resume(path: Path, wanted: dict[Identity, str], restart: bool = False) -> dict[Identity, dict]:
-    """The finished episodes among `wanted`, with which `path` is written anew; the others of the folder are set aside."""
+    """The finished episodes among `wanted`, with which `path` is written anew; the others of the folder are set aside.
+
+    What an engine failed to play, or no judge could decide, is not finished.
+    """
     earlier = path.with_name("earlier.jsonl")
-    found = {identity(r): r for r in _read(earlier) + _read(path) if not r.get("error")}
+    found = {identity(r): r for r in _read(earlier) + _read(path) if not r["error"] and r["correct"] is not None}
     done = {i: found[i] for i in wanted if i in found and found[i].get("key") == wanted[i] and not restart}
     aside = [r for i, r in found.items() if i not in wanted]
     if aside or earlier.exists():

@@ -39,9 +39,9 @@ def chosen_stage(recipe: Recipe, stage: str, say=print) -> str:
     if not summary.exists():
         raise UserError(f"{summary} is missing, so 'best' is unknown. Run step5_eval.py, or pass --export.stage grpo")
     stages = json.loads(summary.read_text())["stages"]
-    own = [s for s in STAGES if s in stages]
+    own = [s for s in STAGES if s in stages and stages[s]["accuracy"] is not None]  # None: nothing could be judged
     if not own:
-        raise UserError(f"{summary} holds {', '.join(stages)}, none of {', '.join(STAGES)}: pass --export.stage")
+        raise UserError(f"{summary} has no accuracy of {', '.join(STAGES)}: run step5_eval.py, or pass --export.stage")
     best = max(own, key=lambda s: (stages[s]["accuracy"], STAGES.index(s)))  # of equal ones the later
     found = ", ".join(f"{s} {stages[s]['accuracy']:.1%}" for s in own)
     say(f"best stage of the last evaluation: {best} ({found}; {summary})")

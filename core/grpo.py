@@ -30,6 +30,16 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
             if forget := getattr(self.model.generate, "forget", None):  # core/decode.py: training needs the memory
                 forget()
 
+    def _calculate_rewards(self, *args):
+        """An episode that lacks a reward which others of its group have could not be judged: then it is left out.
+
+        TRL leaves out only what no reward function could judge; a single None would count as 0 in the sum.
+        """
+        rewards = super()._calculate_rewards(*args)
+        missing = rewards.isnan().view(-1, self.num_generations, rewards.shape[1])
+        rewards[(missing & ~missing.all(1, keepdim=True)).any(-1).flatten()] = torch.nan
+        return rewards
+
     def _compute_loss(self, model, inputs):
         """As TRL's, without the episodes that have no advantage where these add nothing to loss and gradient.
 

@@ -38,9 +38,14 @@ class HeldOut:
         if accelerator.is_main_process:
             self.samples.add(trainer.state.global_step, records[: self.samples.count])
         judged = [r["correct"] for r in records if r["correct"] is not None]
+        if 2 * len(judged) <= len(records):
+            raise UserError(
+                f"{len(records) - len(judged)} of {len(records)} held-out episodes could not be judged, so this checkpoint "
+                "has no accuracy. Is the judge (JUDGE_BASE_URL) up? The same command goes on from the last checkpoint"
+            )
         return {
-            "accuracy": sum(judged) / max(1, len(judged)),
-            "tool_use": sum(r["tool_calls"] > 0 for r in records) / max(1, len(records)),
+            "accuracy": sum(judged) / len(judged),
+            "tool_use": sum(r["tool_calls"] > 0 for r in records) / len(records),
         }
 
 

@@ -77,9 +77,10 @@ def predict(recipe: Recipe, stage: str, on: Device) -> Memory:
     section, arch, batch = getattr(recipe, stage), architecture(recipe.model), batch_of(recipe, stage)
     wide = 2 if on.kind == "cuda" and on.name != "T4" else 4  # bytes of a value: bf16, or float32 where that is slow
     packed = arch.linear * (wide - NF4) if section.load_in_4bit else 0
-    stays = {"runtime": RUNTIME[on.kind] * GIB, "weights": arch.parameters * wide - packed}
+    stored = 4 if section.lora is None else wide  # weights that are trained are float32 everywhere
+    stays = {"runtime": RUNTIME[on.kind] * GIB, "weights": arch.parameters * stored - packed}
     if section.lora is None:
-        trained, state = arch.parameters, wide
+        trained, state = arch.parameters, stored
     else:
         trained, state = adapter_size(arch, section.lora), 2 if section.load_in_4bit else 4  # TRL: QLoRA's is bf16
         stays["adapter"] = trained * state

@@ -12,6 +12,8 @@ import socket
 from functools import cache
 from pathlib import Path
 from unittest import mock
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from core.artifacts import atomic_dir, read_json, read_manifest
 from core.chat import agent_tokenizer
@@ -24,15 +26,22 @@ STAGES = ("base", "sft", "grpo")
 
 @cache
 def hub_reachable(timeout: float = 3.0) -> bool:
-    """A TCP connection to the hub within `timeout`; HF_HUB_OFFLINE says no at once."""
+    """A TCP connection to the hub, or to the proxy before it, within `timeout`; HF_HUB_OFFLINE says no at once."""
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false", "False"):
         return False
-    host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").split("//")[-1].split("/")[0]
+    hub = _url(os.environ.get("HF_ENDPOINT", "huggingface.co"), "https")
+    proxy = None if proxy_bypass(hub.hostname) else getproxies().get(hub.scheme)
+    asked = _url(proxy, "http") if proxy else hub
     try:
-        socket.create_connection((host.split(":")[0], int(host.split(":")[1]) if ":" in host else 443), timeout).close()
-    except OSError:
+        port = asked.port or {"http": 80, "https": 443}[asked.scheme]
+        socket.create_connection((asked.hostname, port), timeout).close()
+    except (OSError, KeyError):
         return False
     return True
+
+
+def _url(text: str, scheme: str):
+    return urlsplit(text if "//" in text else f"{scheme}://{text}")
 
 
 def model_source(name: str, say=print) -> str:

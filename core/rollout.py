@@ -262,10 +262,11 @@ class EndpointEngine:
             ) from error
         except (
             openai.OpenAIError,
+            ValueError,
             IndexError,
             TypeError,
             AttributeError,
-        ) as error:  # the last three: a reply without a message
+        ) as error:  # the last four: a reply that is no JSON, or without a message
             episode.error = f"{type(error).__name__}: {error}"[:300]
         episode.seconds = time.perf_counter() - began
         return episode

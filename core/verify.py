@@ -164,6 +164,8 @@ def _problem(stage: Finding, found: Finding) -> str:
         return ""
     for what, verdicts in (("accuracy", correct), ("tool use", used_tool)):
         now, own = proportion(verdicts(found)), proportion(verdicts(stage))
+        if now["accuracy"] is None or own["accuracy"] is None:
+            return f"{what} is unknown: no episode could be judged"
         low, high = own["interval"]
         if what == "tool use":  # servers mend a call that the model left unfinished: more of it is no drift
             high = 1.0

@@ -5,7 +5,7 @@
 A value is None where the judge could not tell (the infrastructure failed, gold fails); that is never counted as 0.
 """
 
-from rewards import math, medical, sql  # modules: the name rewards.exec_match belongs to the judge's module
+from rewards import judge, math, medical, sql  # modules: the name rewards.exec_match belongs to the judge's module
 from rewards.answers import answer_text as answer_text
 from rewards.answers import first_attempt as first_attempt
 from rewards.answers import vote_groups as vote_groups
@@ -48,6 +48,11 @@ def right_reward(environment: str, names) -> str:
     """Of the rewards a recipe names, the one that means being right: the strict match stands in for the official one."""
     strict = environment == "sql" and "exec_match_strict" in names
     return "exec_match_strict" if strict else PRIMARY[environment]
+
+
+def judge_of(row: dict) -> str:
+    """Who judges the row's episodes, where that is more than code and data: the judge of free text, or nothing."""
+    return judge.current().name if row["environment"] == "medical" else ""
 
 
 def score(row: dict, completion: list[dict]) -> dict[str, float | None]:

@@ -117,6 +117,10 @@ class Judge:
         self.broken = ""  # why nothing is asked any more
         self._warned: set[str] = set()
 
+    @property
+    def name(self) -> str:
+        return f"{self.config.model} at {self.config.base_url}" if self.config.base_url else "offline"
+
     def scores(self, cases: list[Case]) -> list[Scores | None]:
         """One result a case, in order; equal cases are judged once."""
         known: dict[Case, Scores | None] = {}

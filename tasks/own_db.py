@@ -43,6 +43,7 @@ HINT = "Make it with: python -m tasks own_db --own_db FILE --questions FILE"
 BASE = "recipes/spider-qwen2.5-coder-0.5b-24gb.yaml"
 NAMES = {"question": ("question",), "sql": ("sql", "query", "gold"), "answer": ("answer",)}
 ENOUGH = 10  # questions below which a split means nothing
+TAUGHT = 5  # questions with SQL below which there is nothing to hold out for SFT
 
 
 def create(
@@ -93,6 +94,11 @@ def create(
         raise ValueError("no questions: pass --questions FILE, or --synthesise N to make some from the schema")
     if not train:
         raise ValueError(_too_few(rows, rejected, folder))
+    if (taught := sum(not row["answer_only"] for row in train)) < TAUGHT:
+        raise ValueError(
+            f"{taught} training questions come with SQL, and SFT needs {TAUGHT} to show the tool: add the SQL of some, or "
+            "pass --synthesise 200"
+        )
     write_jsonl(folder / "train.jsonl", train)
     write_jsonl(folder / "eval.jsonl", evaluation)
     path = Path(recipe or f"recipes/own-{name}.yaml")
@@ -227,9 +233,12 @@ def recipe_text(name: str, folder: Path, train: list[dict], evaluation: list[dic
     taught = sum(not row["answer_only"] for row in train)
     content |= {"run": f"own-{name}", "tasks": {"own_db": 1.0}, "seed": seed}
     data = {k: v for k, v in content.get("data", {}).items() if k not in ("train", "rl", "eval", "hardness")}
-    content["data"] = data | {"roots": {"own_db": str(folder)}, "val": min(50, taught // 10)}
+    content["data"] = data | {"roots": {"own_db": str(folder)}, "val": max(1, min(50, taught // 10))}
     rewards = {"exec_match": 1.0, "executes": 0.1, "schema_linking": 0.1, "sql_format": 0.1, "turn_economy": 0.05}
-    content["grpo"] = content.get("grpo", {}) | {"rewards": rewards}
+    content["grpo"] = grpo = content.get("grpo", {}) | {"rewards": rewards}
+    episodes, group = grpo.get("per_device_train_batch_size", 8), grpo.get("num_generations", 8)
+    most = max(1, len(train) * group // episodes)  # a step takes no more prompts than there are
+    grpo["gradient_accumulation_steps"] = min(grpo.get("gradient_accumulation_steps", 1), most)
     lines = [
         f"# {name}: {len(train)} training questions ({taught} with SQL), {len(evaluation)} for evaluation. From {base.name}.",
         f"# Written by tasks/own_db.py; run: for n in 2_prepare_data 3_sft 4_grpo 5_eval; do python step$n.py --config recipes/own-{name}.yaml; done",

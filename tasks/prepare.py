@@ -77,12 +77,13 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
 
 
 def check_prepared(recipe: Recipe, make: str) -> None:
-    """UserError if the prepared data are not whole, or were made from other tasks or other settings of `data:`."""
+    """UserError if the prepared data are not whole, or were made for other tasks or with other settings of `data:`, `agent:`."""
     manifest = read_manifest(recipe.data_dir)
     if manifest is None:
         raise UserError(f"{recipe.data_dir} is not whole: step 2 was stopped before its end. Run: {make}")
     then, now = manifest["recipe"], recipe.to_dict()
     pairs = {"tasks": (then["tasks"], now["tasks"])}
+    pairs |= {f"agent.{k}": (then["agent"].get(k), v) for k, v in now["agent"].items() if k != "timeout"}
     pairs |= {f"data.{k}": (then["data"].get(k), v) for k, v in now["data"].items() if k not in ("roots", "hub")}
     if changed := {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}:
         what = ", ".join(f"{k} {was!r}, now {asked!r}" for k, (was, asked) in changed.items())

@@ -163,6 +163,7 @@ def test_resume_takes_over_what_is_still_true(tmp_path, math_row):
     wanted = plan("sft", ["w"], rows, AGENT, [Variant(3), Variant(1)], 0)
     lines = [
         {"stage": i[0], "max_turns": i[1], "sample": i[2], "id": i[3], "key": key, "completion": "a\u2028b"}
+        | {"error": "", "correct": False}
         for i, key in wanted.items()
     ]
     path.write_text("".join(json.dumps(x, ensure_ascii=False) + "\n" for x in lines) + '{"stage": "sf')
@@ -176,6 +177,25 @@ def test_resume_takes_over_what_is_still_true(tmp_path, math_row):
         not plan("sft", ["w"], rows, AGENT, [Variant(1)], 0).items()
         & plan("sft", ["w"], rows, AGENT, [Variant(1, 0, 0.7)], 0).items()
     )
+    undecided, failed = lines[0] | {"correct": None}, lines[1] | {"error": "the server went away"}
+    path.write_text("".join(json.dumps(x) + "\n" for x in (undecided, failed, *lines[2:])))
+    path.with_name("earlier.jsonl").unlink()
+    assert set(resume(path, wanted)) == set(list(wanted)[2:])  # nobody's wrong answers are played again
     path.write_text('{"id": 2, "st\n{"id": 1}\n')
-    with pytest.raises(json.JSONDecodeError):  # damage in the middle is no crash of ours: never silently skipped
+    with pytest.raises(UserError, match="is not JSON"):  # damage in the middle is no crash of ours: never silently skipped
         resume(path, wanted)
+
+
+def test_another_judge_makes_other_verdicts(math_row, monkeypatch):
+    import rewards
+    from core.episodes import Variant, plan
+    from rewards import judge
+
+    free_text = math_row | {"environment": "medical"}
+    keys = {}
+    for name, config in {"offline": judge.JudgeConfig(), "asked": judge.JudgeConfig("http://judge/v1", "qwen")}.items():
+        monkeypatch.setattr(judge, "_current", judge.Judge(config))
+        rows = [math_row | {"id": "code"}, free_text | {"id": "text"}]
+        keys[name] = plan("sft", ["w"], rows, AGENT, [Variant(3)], 0, rewards)
+    same = {i[3] for i in keys["offline"] if keys["offline"][i] == keys["asked"][i]}
+    assert same == {"code"}

@@ -56,6 +56,20 @@ def test_scores_and_gradients_are_trls(trainer):
     torch.testing.assert_close(chunks * mask, results[True][0], rtol=1e-4, atol=1e-5)
 
 
+def test_an_episode_that_could_not_be_judged_is_left_out(trainer, monkeypatch):
+    """Beside a judge that failed once, the shaping reward alone would make its episode look wrong."""
+    from trl import GRPOTrainer
+
+    none = float("nan")
+    known = [[1.0, 1.0], [none, 1.0], [0.0, 1.0], [1.0, 0.0], [none, 1.0], [none, 0.0], [none, 1.0], [none, 1.0]]
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self, *args: torch.tensor(known))
+    found = trainer._calculate_rewards()
+    assert found[1].isnan().all()
+    others = torch.tensor(known)[[0, 2, 3]]
+    assert torch.equal(found[[0, 2, 3]], others)
+    assert torch.equal(found[4:, 1], torch.tensor(known)[4:, 1])  # a reward that applies to nobody in the group
+
+
 @pytest.mark.parametrize("advantages", [[0.5, -0.5, 0, 0, 0, 0, 0.25, 0], [0.0] * 8])
 def test_episodes_without_advantage_change_nothing_and_are_left_out(trainer, advantages, monkeypatch):
     ids, attention_mask, mask = batch(trainer)

@@ -58,7 +58,7 @@ def test_settings_move_the_prediction_as_they_move_memory(recipe):
     assert base.parts["weights"] / predicted["four_bit"].parts["weights"] > 2.2
     arch = ARCHITECTURES[recipe.model]
     optimizer = predicted["whole"].parts["optimizer"] * 2**30
-    assert optimizer == pytest.approx(arch.parameters * 2 * 2)  # two states of bf16 weights
+    assert optimizer == pytest.approx(arch.parameters * 2 * 4)  # two states of float32 weights
 
 
 def test_micro_batch_shrinks_and_the_optimizer_step_stays(recipe):

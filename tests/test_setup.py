@@ -246,3 +246,28 @@ def test_what_steps_make_is_ignored():
         pytest.skip("not a git checkout: nothing to ignore")
     paths = ["data/demo/eval.jsonl", "checkpoints/demo/sft/manifest.json", ".venv/bin/python", "wandb/x", "runs/x"]
     assert tool("git", "check-ignore", *paths).split() == paths
+
+
+def test_the_hub_may_be_behind_a_proxy(monkeypatch):
+    import socket
+
+    from core.models import hub_reachable
+
+    for name in ("HF_HUB_OFFLINE", "HF_ENDPOINT", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    reachable = hub_reachable.__wrapped__
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", f"http://{address}")
+        assert reachable()
+        monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")
+        assert not reachable()
+        for proxy in (f"http://{address}", address):
+            monkeypatch.setenv("https_proxy", proxy)
+            assert reachable()
+        monkeypatch.setenv("no_proxy", "hub.invalid")
+        assert not reachable()
+        monkeypatch.delenv("no_proxy")
+    assert not reachable()  # the proxy has gone
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert not reachable()
