@@ -45,7 +45,7 @@ def cluster(rows: list[dict]) -> list[list[int]]:
 
     first: dict[str, int] = {}
     for i, row in enumerate(rows):
-        if row["gold"]:
+        if row["gold"] and not row.get("answer_only"):  # an answer's constant query says nothing of the question
             leader[find(first.setdefault(skeleton(row["gold"]), i))] = find(i)
     for i, j in alike([tokens(row["question"]) for row in rows]):
         leader[find(i)] = find(j)

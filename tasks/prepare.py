@@ -83,11 +83,19 @@ def check_prepared(recipe: Recipe, make: str) -> None:
         raise UserError(f"{recipe.data_dir} is not whole: step 2 was stopped before its end. Run: {make}")
     then, now = manifest["recipe"], recipe.to_dict()
     pairs = {"tasks": (then["tasks"], now["tasks"])}
-    pairs |= {f"agent.{k}": (then["agent"].get(k), v) for k, v in now["agent"].items() if k != "timeout"}
+    was, asked = (_shapes_rows(r["agent"]) for r in (then, now))
+    pairs |= {f"agent.{k}": (was[k], asked[k]) for k in was}
     pairs |= {f"data.{k}": (then["data"].get(k), v) for k, v in now["data"].items() if k not in ("roots", "hub")}
     if changed := {k: pair for k, pair in pairs.items() if pair[0] != pair[1]}:
         what = ", ".join(f"{k} {was!r}, now {asked!r}" for k, (was, asked) in changed.items())
         raise UserError(f"{recipe.data_dir} was prepared with other settings ({what}). Run: {make}")
+
+
+def _shapes_rows(agent: dict) -> dict:
+    """Of the agent's settings those that can be read off a prepared row."""
+    workflow = agent.get("workflow")
+    without = {k: v for k, v in workflow.items() if k != "trained_turns"} if workflow is not None else None
+    return {k: agent[k] for k in ("max_turns", "max_rows", "max_chars")} | {"workflow": without}
 
 
 def _quota(available: dict[str, list], share: dict[str, float], limit: int) -> dict[str, int]:

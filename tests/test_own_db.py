@@ -173,6 +173,20 @@ def test_too_few_questions_say_what_to_do(shop, tmp_path):
     guards.check(OWN, train, evaluation)
 
 
+def test_answers_alone_teach_no_tool_and_a_small_database_gets_a_recipe_that_runs(shop, tmp_path):
+    words = "Apples Bridges Candles Doctors Engines Forests Gardens Hammers Islands Jackets Kettles Lanterns".split()
+    answers = [{"question": f"{word} {word[::-1]} {'?' * n}", "answer": str(10**n)} for n, word in enumerate(words)]
+    with pytest.raises(ValueError, match="0 training questions come with SQL, and SFT needs 5"):
+        create(str(shop), str(write_csv(tmp_path / "a.csv", answers)), "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE)
+    path = write_csv(tmp_path / "q.csv", questions()[:20])
+    large = BASE.with_name("spider-qwen2.5-coder-0.5b-24gb.yaml")
+    create(str(shop), str(path), "shop", tmp_path / "raw", tmp_path / "r.yaml", large)
+    recipe, count = load_recipe(tmp_path / "r.yaml"), len(list(OWN.load("train", tmp_path / "raw" / "shop")))
+    config = recipe.grpo.config
+    prompts = config["per_device_train_batch_size"] * config["gradient_accumulation_steps"] // config["num_generations"]
+    assert recipe.data.val == 1 and 1 <= prompts <= count < 16
+
+
 # ---- clusters --------------------------------------------------------------------------------------------------------
 
 

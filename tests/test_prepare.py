@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from core.config import RecipeError, load_recipe
+from core.artifacts import write_manifest
+from core.config import RecipeError, UserError, load_recipe
 from tasks import COLUMNS, prepare
 
 WORDS = ["--data.train", "40", "--data.val", "4", "--data.rl", "40", "--data.eval", "20"]
@@ -45,3 +46,16 @@ def test_grpos_prompts_may_have_a_mixture_of_their_own(divide):
 def test_a_mixture_of_tasks_that_are_not_there_is_refused(mixture):
     with pytest.raises(RecipeError, match="data.rl_tasks takes weights above 0 of mini_sql, mini_math"):
         load_recipe("recipes/ci.yaml", ["--data.rl_tasks", mixture])
+
+
+def test_rows_of_another_agent_are_not_trained_on(tmp_path):
+    def recipe(*words):
+        return load_recipe("recipes/ci.yaml", ["--data_root", str(tmp_path), *words])
+
+    prepared = recipe("--agent.max_rows", "5")
+    write_manifest(prepared.data_dir, prepared, [], 0.0)
+    for same in ([], ["--agent.timeout", "9"], ["--agent.max_completion_length", "99"]):
+        prepare.check_prepared(recipe("--agent.max_rows", "5", *same), "step 2")
+    for words, says in (([], "agent.max_rows 5, now"), (["--agent.max_rows", "5", "--agent.workflow", "{}"], "workflow")):
+        with pytest.raises(UserError, match=says):
+            prepare.check_prepared(recipe(*words), "step 2")
