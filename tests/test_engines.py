@@ -125,6 +125,15 @@ def test_what_a_server_fails_at_is_undecided_and_tried_again(taught, tmp_path):
         assert len(path.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("reply", ['{"id": "1", "choices": [{"ind', '{"id": "1", "choices": []}', "null"])
+def test_half_a_reply_is_nobodys_wrong_answer(taught, reply):
+    from core.rollout import EndpointEngine, TransformersEngine
+
+    model, tokenizer, rows = taught
+    with serve(TransformersEngine(model, tokenizer, 1), fails=lambda body: reply) as url:
+        assert all(e.error and not e.completion for e in played(EndpointEngine(url, "tiny"), episodes(rows)).values())
+
+
 def test_no_server_and_no_model_end_at_once(taught):
     from core.rollout import EndpointEngine, TransformersEngine
 

@@ -13,7 +13,7 @@ from envs import CalculatorEnv
 
 @contextmanager
 def serve(engine, name: str = "tiny", fails=lambda body: False):
-    """Yields the URL. `fails(body)`: answer this request with status 500."""
+    """Yields the URL. `fails(body)`: answer this request with status 500, or with the text given."""
     tokenizer, lock = engine.tokenizer, threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -24,7 +24,9 @@ def serve(engine, name: str = "tiny", fails=lambda body: False):
                 return self.reply(404, {"error": {"message": f"no model {body['model']}"}})
             if self.path == "/tokenize":
                 return self.reply(200, {"tokens": ids, "count": len(ids)})
-            if fails(body):
+            if isinstance(instead := fails(body), str):
+                return self.reply(200, instead)
+            if instead:
                 return self.reply(500, {"error": {"message": "out of memory"}})
             agent = Agent(max_turns=0, max_completion_length=body["max_tokens"])  # the client runs the tools
             turn = Episode({"id": "served", "prompt": []}, CalculatorEnv(), None, agent)
@@ -41,8 +43,8 @@ def serve(engine, name: str = "tiny", fails=lambda body: False):
             head = {"id": "1", "object": "chat.completion", "created": 0, "model": name}
             self.reply(200, head | {"choices": [choice], "usage": usage})
 
-        def reply(self, status: int, body: dict) -> None:
-            data = json.dumps(body).encode()
+        def reply(self, status: int, body: dict | str) -> None:
+            data = (body if isinstance(body, str) else json.dumps(body)).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
