@@ -4,7 +4,7 @@ Reads   data/<run>/eval.jsonl, checkpoints/<run>/{sft,grpo}/merged (or any check
 Writes  checkpoints/<run>/eval/{episodes.jsonl,summary.json,report.md,report.html}; goes on where it was interrupted
 
     python step5_eval.py --config recipes/demo.yaml
-    python step5_eval.py --config R --stages sft grpo/checkpoint-5 --limit 100
+    python step5_eval.py --config R --stages sft grpo/checkpoint-6 --limit 100
     python step5_eval.py --config R --turns 0,1,3 --samples 8
     python step5_eval.py --config R --endpoint http://localhost:8000/v1 --served_model NAME --output /tmp/served
 """
@@ -20,7 +20,7 @@ from core.config import RecipeError, UserError, load_recipe_args, positive, run_
 def add_arguments(parser):
     parser.add_argument(
         "--stages", nargs="+", default=["base", "sft", "grpo"],
-        help="base, sft, grpo, a checkpoint of this run (grpo/checkpoint-5) or a folder; of an adapter too",
+        help="base, sft, grpo, a checkpoint of this run (grpo/checkpoint-6) or a folder; of an adapter too",
     )  # fmt: skip
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N rows")
     parser.add_argument("--split", default="eval", help="file under data/<run>/ (default eval)")

@@ -11,7 +11,7 @@ Writes  checkpoints/<run>/export/   (--output DIR), finished files are kept:
 
     python step6_export.py --config recipes/demo.yaml
     python step6_export.py --config R --formats hf gguf-q8_0 gguf-q4_k_m ollama --verify
-    python step6_export.py --config R --export.stage grpo/checkpoint-5 --output exports/step-5
+    python step6_export.py --config R --export.stage grpo/checkpoint-6 --output exports/step-6
 """
 
 from pathlib import Path

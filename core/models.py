@@ -68,7 +68,7 @@ def stage_source(recipe: Recipe, stage: str, say=print) -> str:
     if stage == "base":
         return model_source(recipe.model, say)
     if stage not in STAGES:
-        folders = [Path(stage), recipe.run_dir / stage]  # any folder, or a checkpoint of this run: grpo/checkpoint-5
+        folders = [Path(stage), recipe.run_dir / stage]  # any folder, or a checkpoint of this run: grpo/checkpoint-6
         for folder in folders:
             if any((folder / f).exists() for f in ("config.json", "adapter_config.json")):
                 return str(folder)
