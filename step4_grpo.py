@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from core import dryrun, fit
-from core.config import UserError, load_recipe_args, run_step
+from core.config import RecipeError, UserError, load_recipe_args, run_step
 
 
 def add_arguments(parser):
@@ -46,7 +46,7 @@ def train(recipe, args):
     started, folder = time.time(), recipe.run_dir / "grpo"
     unknown = set(recipe.grpo.rewards) - set(REWARDS)
     if unknown or not recipe.grpo.rewards:
-        raise UserError(f"grpo.rewards names {sorted(unknown) or 'nothing'}; there are: {', '.join(REWARDS)}")
+        raise RecipeError(f"grpo.rewards names {sorted(unknown) or 'nothing'}; there are: {', '.join(REWARDS)}")
     file = recipe.data_dir / "rl_train.jsonl"
     make = f"python step2_prepare_data.py {args.words}"
     rows = read_jsonl(file, make)

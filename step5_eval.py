@@ -91,6 +91,8 @@ def main():
     for stage, source in sources.items():
         known = sum(i in done for i in wanted[stage])
         print(f"{stage}: {len(wanted[stage])} episodes with {source}, {known} of them played already")
+        if known and args.endpoint:
+            print("  (under this URL and name; if the server has other weights now, --restart plays them again)")
         if known == len(wanted[stage]):
             continue
         if args.endpoint:
@@ -146,11 +148,13 @@ def _report(recipe, args, path: Path, records: dict, limits: list[int], usual: i
     import rewards
     from core.artifacts import atomic_file, write_manifest
     from core.evaluate import compare
+    from core.models import fingerprint, stage_source
     from core.report import write_page
     from core.table import markdown, show, tables
 
     summary = compare(records, limits, usual, rewards.vote_groups)
     summary |= {"model": recipe.model, "run": recipe.run, "split": args.split, "max_turns": usual}
+    summary["weights"] = {} if args.endpoint else {s: fingerprint(stage_source(recipe, s)) for s in records}
     found = tables(summary)
     with atomic_file(path.with_name("summary.json")) as f:
         json.dump(summary, f, indent=1)

@@ -45,7 +45,10 @@ def main():
     paths = export.export(recipe, stage, args.formats or recipe.export.formats, folder)
     if args.verify:
         verify_exports(recipe, args, stage, paths, folder)
-    for line in export.how_to_use(args.words, paths):
+    from tasks import TASKS
+
+    calculates = next((name for name in recipe.tasks if TASKS[name].environment == "calculator"), None)
+    for line in export.how_to_use(args.words, paths, f"--task {calculates}" if calculates else "--db FILE.sqlite"):
         print(line)
     if args.push_to_hub:
         export.push(args.push_to_hub, paths)
@@ -55,6 +58,7 @@ def verify_exports(recipe, args, stage: str, paths: dict, folder: Path) -> None:
     """The same N questions for all, spread over the evaluation rows."""
     import rewards
     from core.artifacts import read_jsonl
+    from core.export import local
     from core.models import stage_source
     from core.rollout import Episode
     from core.verify import verify
@@ -68,7 +72,7 @@ def verify_exports(recipe, args, stage: str, paths: dict, folder: Path) -> None:
         env = ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
         return Episode(row, env, tokenizer, recipe.agent)
 
-    verify(recipe, stage_source(recipe, stage), paths, rows, make_episode, rewards, folder)
+    verify(recipe, str(local(stage_source(recipe, stage))), paths, rows, make_episode, rewards, folder)
 
 
 if __name__ == "__main__":

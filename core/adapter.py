@@ -100,7 +100,7 @@ def combine(adapters: list[Path], base: str, target: Path) -> Path:
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": rank,
-        "target_modules": sorted({module for config in configs for module in config["target_modules"]}),
+        "target_modules": sorted({_split(name)[0].rsplit(".", 1)[-1] for name in joined if _split(name)[1] != TOKENS}),
         "layers_to_transform": None if None in layers else sorted({i for some in layers for i in some}),
         "trainable_token_indices": {module: sorted(found) for (_, module), found in rows.items()} or None,
         "inference_mode": True,

@@ -10,6 +10,7 @@ of the wrong type fail here, before any model is loaded, with the nearest valid 
 import argparse
 import dataclasses
 import difflib
+import os
 import shlex
 import sys
 import types
@@ -181,6 +182,7 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple = ()) -> Recipe:
     for key, value in _parse_overrides(overrides):
         _assign(raw, key, value)
     recipe = _build(Recipe, raw, str(path))
+    recipe.model = os.path.expanduser(recipe.model)
     from core.recipe_checks import check_recipe
 
     check_recipe(recipe, path)
@@ -189,7 +191,9 @@ def load_recipe(path: str | Path, overrides: list[str] | tuple = ()) -> Recipe:
 
 def load_recipe_args(doc: str, add_arguments=None, default=None) -> tuple[Recipe, argparse.Namespace]:
     """Command line of a step: --config (or default(args)), its own flags, and any recipe key as --section.key VALUE."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--config", required=not default, metavar="R", help="a recipe, e.g. recipes/demo.yaml")
     if add_arguments:
         add_arguments(parser)
@@ -209,7 +213,7 @@ def run_step(main) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     except KeyboardInterrupt:
-        print("\ninterrupted: run the same command again to go on from here", file=sys.stderr)
+        print(f"\ninterrupted: {_again()} to go on from here", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError) and error.filename:
@@ -218,8 +222,13 @@ def run_step(main) -> None:
         if not _says_disk_full(error):
             raise
         where = getattr(error, "filename", None) or error
-        print(f"error: no space left on device ({where}): free some, then the same command goes on", file=sys.stderr)
+        print(f"error: no space left on device ({where}): free some, then {_again()} to go on", file=sys.stderr)
         sys.exit(1)
+
+
+def _again() -> str:
+    """Said to someone whose work is kept: --restart would throw it away."""
+    return "run it again without --restart" if "--restart" in sys.argv else "run the same command again"
 
 
 def positive(text: str) -> int:

@@ -21,7 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from core.config import Recipe, UserError, load_recipe, run_step
-from core.models import EMBEDDED, hub_reachable
+from core.models import EMBEDDED, hub_reachable, in_hub_cache
 
 GIB = 2**30
 
@@ -110,7 +110,7 @@ def impossible(recipe: Recipe, machine: Machine) -> list[str]:
     """Why the recipe cannot run on this machine, each with what to do instead; empty if it can."""
     reasons = []
     name = recipe.model
-    if not (Path(name).is_dir() or _hub_cached(name) or machine.hub or _embedded(name)):
+    if not (Path(name).is_dir() or in_hub_cache(name) or machine.hub or _embedded(name)):
         reasons.append(
             f"model {name} is neither a local folder nor in the hub's cache, and no hub is reachable. "
             "Pass a folder (--model DIR) or set HF_ENDPOINT to a mirror"
@@ -323,12 +323,6 @@ def _embedded(name: str) -> bool:
     package, file = EMBEDDED[name]
     spec = importlib.util.find_spec(package)
     return spec is not None and (Path(spec.submodule_search_locations[0]) / file).is_file()
-
-
-def _hub_cached(name: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def _nvidia_smi() -> str:

@@ -168,7 +168,9 @@ def _read(path: Path) -> list[dict]:
     """Records on disk; a last line cut by a crash is dropped, damage elsewhere is an error."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")  # not splitlines: text may hold other line ends
+    lines = (
+        path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
+    )  # not splitlines: text may hold other line ends
     records = []
     for number, line in enumerate(lines, 1):
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 import yaml
 
 from core.adapter import chain, check_adapter, combine, convert_adapter
-from core.artifacts import atomic_dir, read_manifest, write_manifest
+from core.artifacts import atomic_dir, atomic_file, read_manifest, write_manifest
 from core.chat import family_of, template_for
 from core.config import FORMATS, Recipe, UserError
 from core.gguf import convert, plan, weight_files
@@ -38,10 +38,14 @@ def chosen_stage(recipe: Recipe, stage: str, say=print) -> str:
     summary = recipe.run_dir / "eval" / "summary.json"
     if not summary.exists():
         raise UserError(f"{summary} is missing, so 'best' is unknown. Run step5_eval.py, or pass --export.stage grpo")
-    stages = json.loads(summary.read_text())["stages"]
+    stages = json.loads(summary.read_text(encoding="utf-8"))["stages"]
     own = [s for s in STAGES if s in stages and stages[s]["accuracy"] is not None]  # None: nothing could be judged
     if not own:
         raise UserError(f"{summary} has no accuracy of {', '.join(STAGES)}: run step5_eval.py, or pass --export.stage")
+    if stale := [s for s in own if not _measured(recipe, s)]:
+        raise UserError(
+            f"{summary} measured other weights of {', '.join(stale)} than there are now. Run step5_eval.py again"
+        )
     best = max(own, key=lambda s: (stages[s]["accuracy"], STAGES.index(s)))  # of equal ones the later
     found = ", ".join(f"{s} {stages[s]['accuracy']:.1%}" for s in own)
     say(f"best stage of the last evaluation: {best} ({found}; {summary})")
@@ -50,14 +54,27 @@ def chosen_stage(recipe: Recipe, stage: str, say=print) -> str:
     return best
 
 
+def _measured(recipe: Recipe, stage: str) -> bool:
+    """Whether the last evaluation was one of the weights that the stage has now."""
+    summary = recipe.run_dir / "eval" / "summary.json"
+    weights = json.loads(summary.read_text(encoding="utf-8"))["weights"] if summary.exists() else {}
+    return stage in weights and weights[stage] == json.loads(json.dumps(fingerprint(stage_source(recipe, stage))))
+
+
 def export(recipe: Recipe, stage: str, formats: list[str], folder: Path, say=print) -> dict[str, Path]:
     """Make each of `formats` (and what it is made from) out of a stage or checkpoint folder; returns their paths."""
-    source = _local(stage_source(recipe, stage))
-    base = _local(adapter_base(str(source))) if adapter_base(str(source)) else None
+    source = local(stage_source(recipe, stage))
+    base = local(adapter_base(str(source))) if adapter_base(str(source)) else None
     formats = _with_needs(formats)
     made_of = json.loads(json.dumps([fingerprint(str(source)), _settings(recipe)]))
     earlier = _earlier(recipe, folder)
     artifacts = _finished(folder, earlier, made_of)
+    if (
+        "ollama" in formats
+        and f"ollama/{Path(_place(recipe, _served_gguf(formats))).name}"
+        not in artifacts.get("ollama", {"files": ()})["files"]
+    ):
+        artifacts.pop("ollama", None)  # it holds another quantisation
     _check(recipe, source, base, [name for name in formats if name not in artifacts], folder)
     _remove(folder, earlier, artifacts, say)
 
@@ -70,13 +87,16 @@ def export(recipe: Recipe, stage: str, formats: list[str], folder: Path, say=pri
         paths["hf"], paths[_served_gguf(formats)], target, _num_ctx(recipe), recipe.eval.temperature, _system(recipe)
     )
     makers["adapter"] = lambda target: combine(chain(source), recipe.model, target)
-    makers["gguf-lora"] = lambda target: convert_adapter(paths["adapter"], _local(stage_source(recipe, "base")), target)
+    makers["gguf-lora"] = lambda target: convert_adapter(paths["adapter"], local(stage_source(recipe, "base")), target)
     facts = {"stage": stage, "source": str(source), "made_of": made_of, "artifacts": artifacts}
     for name in formats:
+        started = time.time()
         if name in artifacts:
             say(f"{paths[name]} is finished already")
+            if name == "hf" and _write_card(recipe, stage, base or source, paths[name]):  # evaluated since
+                artifacts[name]["files"]["hf/README.md"] = _checksum(paths[name] / "README.md")
+                write_manifest(folder, recipe, [], started, **facts)
             continue
-        started = time.time()
         write_manifest(folder, recipe, [], started, **facts)  # before the work too: it says whose folder this is
         makers[name](paths[name])
         files = {str(f.relative_to(folder)): _checksum(f) for f in _files(paths[name])}
@@ -91,7 +111,7 @@ def export(recipe: Recipe, stage: str, formats: list[str], folder: Path, say=pri
 # --------------------------------------------------------------------------------------------------------- before work
 
 
-def _local(source: str) -> Path:
+def local(source: str) -> Path:
     """The folder of a model, brought from the hub if it is not here."""
     if Path(source).is_dir():
         return Path(source)
@@ -239,7 +259,7 @@ def _write_hf(recipe: Recipe, stage: str, source: Path, base: Path | None, targe
         tokenizer.save_pretrained(tmp)
         _write_generation_config(tmp, tokenizer, recipe.eval.temperature)
         _write_legacy_keys(tmp)
-        (tmp / "README.md").write_text(model_card(recipe, stage, base or source), encoding="utf-8")
+        _write_card(recipe, stage, base or source, tmp)
         training = {s: read_manifest(recipe.run_dir / s) for s in STAGES}
         write_manifest(tmp, recipe, [], started, stage=stage, source=str(source), training=training)
     shutil.rmtree(merged, ignore_errors=True)
@@ -278,10 +298,21 @@ def _write_legacy_keys(folder: Path) -> None:
         path.write_text(json.dumps(tokenizer, indent=2, ensure_ascii=False))
 
 
+def _write_card(recipe: Recipe, stage: str, base: Path, folder: Path) -> bool:
+    """Whether there was something to write."""
+    file, text = folder / "README.md", model_card(recipe, stage, base)
+    if file.exists() and file.read_text(encoding="utf-8") == text:
+        return False
+    with atomic_file(file) as out:
+        out.write(text)
+    return True
+
+
 def model_card(recipe: Recipe, stage: str, base: Path) -> str:
     """The results, the licence of the base, and how the model was made."""
     report = recipe.run_dir / "eval" / "report.md"
-    results = report.read_text(encoding="utf-8") if report.exists() else "Not evaluated.\n"
+    known = stage not in STAGES or _measured(recipe, stage)  # a checkpoint's card shows the stages'
+    results = report.read_text(encoding="utf-8") if report.exists() and known else "Not evaluated.\n"
     how = []
     for name in STAGES:
         if made := read_manifest(recipe.run_dir / name):
@@ -314,12 +345,12 @@ def licence_of(model: str, base: Path) -> str:
     return next((name for prefix, name in LICENCES.items() if model.startswith(prefix)), f"see {model}")
 
 
-def how_to_use(words: str, paths: dict[str, Path]) -> list[str]:
-    """The commands that come next, one line a format."""
+def how_to_use(words: str, paths: dict[str, Path], about: str) -> list[str]:
+    """The commands that come next, one line a format. `about`: chat.py's option for what to talk about."""
     lines = []
     for name, path in paths.items():
         if name == "hf":
-            lines.append(f"talk to it:  python chat.py {words} --stage {path}")
+            lines.append(f"talk to it:  python chat.py {words} --stage {path} {about}")
             lines.append(f"vLLM:        vllm serve {path} --enable-auto-tool-choice --tool-call-parser hermes")
         elif name == "ollama":
             lines.append(

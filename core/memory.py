@@ -75,7 +75,7 @@ class Memory:
 def predict(recipe: Recipe, stage: str, on: Device) -> Memory:
     """The peak of `stage` (sft, grpo): what stays all the time, and the worst of its moments."""
     section, arch, batch = getattr(recipe, stage), architecture(recipe.model), batch_of(recipe, stage)
-    wide = 2 if on.kind == "cuda" and on.name != "T4" else 4  # bytes of a value: bf16, or float32 where that is slow
+    wide = 2 if on.kind == "cuda" and on.bf16 else 4  # bytes of a value: bf16, or float32 where that is slow
     packed = arch.linear * (wide - NF4) if section.load_in_4bit else 0
     stored = 4 if section.lora is None else wide  # weights that are trained are float32 everywhere
     stays = {"runtime": RUNTIME[on.kind] * GIB, "weights": arch.parameters * stored - packed}

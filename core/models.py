@@ -46,16 +46,15 @@ def _url(text: str, scheme: str):
 
 def model_source(name: str, say=print) -> str:
     """A folder or hub id that from_pretrained can load. Order: local folder, hub (cache or network), embedded copy."""
-    name = os.path.expanduser(name)
     if Path(name).is_dir():
         return name
     if name.startswith((".", "/")) or name.count("/") > 1:
         raise UserError(f"there is no model folder '{name}' (a hub id reads OWNER/NAME)")
-    if name in EMBEDDED and not _in_hub_cache(name) and not hub_reachable():
+    if name in EMBEDDED and not in_hub_cache(name) and not hub_reachable():
         package, file = EMBEDDED[name]
         say(f"{name}: no hub reachable, using the embedded copy ({package}, dequantised to float32)")
         return str(_embedded(name, package, file))
-    if not _in_hub_cache(name) and not hub_reachable():
+    if not in_hub_cache(name) and not hub_reachable():
         raise UserError(
             f"model '{name}' is not a local folder, not in the hub's cache, and no hub is reachable. "
             f"Pass a folder (--model DIR), set HF_ENDPOINT to a mirror, or use the embedded {', '.join(EMBEDDED)}"
@@ -204,14 +203,18 @@ def lora_config(lora, model, new_tokens: list[int] | None = None):
     if lora is None:
         return None
     from peft import LoraConfig
+    from torch import nn
 
     tied = model.config.tie_word_embeddings
     rows = {"embed_tokens": new_tokens} | ({} if tied else {"lm_head": new_tokens}) if new_tokens else None
     modules = lora.target_modules
-    if isinstance(modules, list):
-        there = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if hasattr(module, "weight")}
+    if modules != "all-linear":
+        modules = [modules] if isinstance(modules, str) else modules
+        there = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         if odd := [m for m in modules if m.rsplit(".", 1)[-1] not in there]:
-            raise RecipeError(f"lora.target_modules: the model has no '{odd[0]}'.{nearest(odd[0], there)}")
+            raise RecipeError(f"lora.target_modules: the model has no matrix '{odd[0]}'.{nearest(odd[0], there)}")
+    if lora.layers and (most := max(lora.layers)) >= model.config.num_hidden_layers:
+        raise RecipeError(f"lora.layers names {most}, and the model's are 0 to {model.config.num_hidden_layers - 1}")
     if lora.layers and modules == "all-linear":  # PEFT takes `layers_to_transform` only beside names
         modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     return LoraConfig(
@@ -283,10 +286,14 @@ def token_logprobs(model, ids: list[int]):
     return logits.log_softmax(-1).gather(-1, inputs[0, 1:, None])[:, 0].cpu()
 
 
-def _in_hub_cache(name: str) -> bool:
+def in_hub_cache(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError as error:
+        raise UserError(f"model '{name}' is neither a folder nor a hub id such as OWNER/NAME ({error})") from error
 
 
 @on_main

@@ -56,6 +56,11 @@ def check_recipe(recipe: Recipe, path: Path) -> None:
     for name in recipe.export.formats:
         if name not in FORMATS:
             raise RecipeError(f"{path}: export.formats names '{name}'.{nearest(name, FORMATS)}")
+    for section in ("sft", "grpo"):
+        config = getattr(recipe, section).config
+        for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"):
+            if type(value := config.get(key, 1)) is not int or value < 1:
+                raise RecipeError(f"{path}: {section}.{key} is a whole number above 0, found {value!r}")
     grpo = recipe.grpo.config
     generations = grpo.get("num_generations", 8)  # TRL's default
     batch = grpo.get("generation_batch_size") or grpo.get("per_device_train_batch_size", 8) * grpo.get(

@@ -5,6 +5,7 @@ from pathlib import Path
 from trl import SFTTrainer
 
 from core.chat import render
+from core.config import RecipeError
 from core.held_out import HeldOut
 from core.tree import attend_in_tree, collate, packs_exactly, score_labelled_positions_only
 
@@ -43,6 +44,10 @@ class AccuracyTrainer(SFTTrainer):
 
 def best_by_accuracy(config: dict) -> dict:
     """SFTConfig fields: evaluate at every save, keep the best checkpoint beside the newest, load it at the end."""
+    if config.get("save_strategy") == "no":
+        raise RecipeError(
+            "sft.accuracy_rows keeps the best checkpoint, and sft.save_strategy is 'no': set it to steps, or the other to 0"
+        )
     return {
         "eval_strategy": config.get("save_strategy", "steps"),
         "eval_steps": config.get("save_steps", 500),
@@ -58,8 +63,8 @@ def best_figures(trainer, say=print) -> dict:
         return {"held_out_loss": trainer.evaluate()["eval_loss"]}
     state = trainer.state
     played = [log for log in state.log_history if "eval_accuracy" in log]
-    best = next(log for log in played if log["step"] == state.best_global_step)
-    if not Path(state.best_model_checkpoint).is_dir():
+    best = next((log for log in played if log["step"] == state.best_global_step), None)
+    if best is None or not Path(state.best_model_checkpoint).is_dir():  # none: no figure was a number
         say(f"WARNING: {state.best_model_checkpoint}, the most accurate checkpoint, is gone: the last weights are kept")
         best = played[-1]
     say("held-out accuracy by step: " + ", ".join(f"{log['step']}: {log['eval_accuracy']:.1%}" for log in played)

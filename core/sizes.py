@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from core.config import UserError
+from core.config import RecipeError, UserError
 
 GIB = 2**30
 
@@ -98,16 +98,19 @@ ARCHITECTURES = {
 @cache
 def architecture(model: str) -> Architecture:
     """Of a local folder, the hub's cache, the table above or the hub, in this order; only config.json is read."""
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
 
-    from core.models import hub_reachable
+    from core.models import hub_reachable, in_hub_cache
 
-    file = Path(model) / "config.json" if Path(model).is_dir() else try_to_load_from_cache(model, "config.json")
-    if not isinstance(file, str | Path):
-        if model in ARCHITECTURES:
-            return ARCHITECTURES[model]
-        if not hub_reachable():
-            raise UserError(f"sizes of '{model}' are unknown: no folder, not in the hub's cache, no hub reachable")
+    if Path(model).is_dir():
+        file = Path(model) / "config.json"
+    elif in_hub_cache(model):
+        file = hf_hub_download(model, "config.json", local_files_only=True)
+    elif model in ARCHITECTURES:
+        return ARCHITECTURES[model]
+    elif not hub_reachable():
+        raise UserError(f"sizes of '{model}' are unknown: no folder, not in the hub's cache, no hub reachable")
+    else:
         file = hf_hub_download(model, "config.json")
     return Architecture.of_config(json.loads(Path(file).read_text(encoding="utf-8")))
 
@@ -119,13 +122,14 @@ class Device:
     tflops: float = 0.0  # dense bf16 (T4: fp16), 0 = unknown
     bandwidth: float = 0.0  # GB/s
     kind: str = "cuda"
+    bf16: bool = True  # native; compute_dtype() of core/models.py takes float32 elsewhere
 
 
 # From the makers' data sheets; memory as the driver shows it.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Device("T4", 14.6, 65, 300),
+        Device("T4", 14.6, 65, 300, bf16=False),
         Device("3090", 23.6, 71, 936),
         Device("4090", 23.5, 165, 1008),
         Device("L4", 22.0, 121, 300),
@@ -145,7 +149,7 @@ def device(name: str | None = None) -> Device:
         known = {key.lower(): gpu for key, gpu in GPUS.items()}
         wanted = name.lower().replace("rtx", "").replace("nvidia", "").replace("gb", "").strip(" -")
         if wanted not in known:
-            raise UserError(f"--gpu {name}: known are {', '.join(GPUS)}")
+            raise RecipeError(f"--gpu {name}: known are {', '.join(GPUS)}")
         return known[wanted]
     import torch
 
@@ -155,7 +159,7 @@ def device(name: str | None = None) -> Device:
     found, total = card.name, card.total_memory / GIB
     same = [g for key, g in GPUS.items() if key.split("-")[0] in found.replace("-", " ").split()]
     nearest = min(same, key=lambda g: abs(g.gib - total)) if same else Device(found, total)
-    return replace(nearest, name=found, gib=total)
+    return replace(nearest, name=found, gib=total, bf16=torch.cuda.get_device_capability() >= (8, 0))
 
 
 def host_gib() -> float:

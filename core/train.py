@@ -113,7 +113,8 @@ def train(trainer, folder: Path) -> None:
 @on_main
 def last_checkpoint(folder: Path, say=print) -> str | None:
     """The newest checkpoint that is whole. One that a crash cut short is removed, and said."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]), reverse=True)
+    numbered = [p for p in folder.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdecimal()]
+    found = sorted(numbered, key=lambda p: int(p.name.split("-")[1]), reverse=True)
     for checkpoint in found:
         if (checkpoint / "rng_state.pth").exists() != (world() == 1) and list(checkpoint.glob("rng_state*.pth")):
             raise UserError(

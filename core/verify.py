@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from core import llama_server
 from core.artifacts import atomic_file, write_jsonl
@@ -127,13 +128,16 @@ def _served(name: str, url: str, model: str, seconds: float) -> Opened:
 @contextlib.contextmanager
 def _ollama(folder: Path) -> Iterator[tuple[str, str]]:
     """The model in a running Ollama, under a name of its own that is gone afterwards."""
-    host = os.environ.get("OLLAMA_HOST", "127.0.0.1:11434").removeprefix("http://")
+    host = os.environ.get("OLLAMA_HOST") or "127.0.0.1"
+    url = urlsplit(host if "//" in host else f"http://{host}")
+    port = url.port or {"https": 443}.get(url.scheme, 11434)
+    address = f"{url.scheme}://{(url.hostname or '').replace('0.0.0.0', '127.0.0.1') or '127.0.0.1'}:{port}"
     name = f"sixstep-verify-{os.getpid()}"
     made = subprocess.run(["ollama", "create", name, "-f", folder / "Modelfile"], capture_output=True, text=True)
     if made.returncode:
         raise UserError(f"ollama create fails: {made.stderr.strip()[-300:]}. Is it running? ollama serve")
     try:
-        yield f"http://{host}/v1", name
+        yield f"{address}/v1", name
     finally:
         subprocess.run(["ollama", "rm", name], capture_output=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from core.artifacts import read_manifest
 from core.chat import prompt_ids, visible
-from core.config import Recipe, UserError
+from core.config import Recipe, RecipeError, UserError
 from core.workflow import first_prompt, from_tool_calls, prompt_tools
 from envs import ENVIRONMENTS
 from tasks import COLUMNS, TASKS, Rejected, Task, guards
@@ -20,7 +20,7 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
     """Splits (sft_train, sft_val, rl_train, eval), rejected rows with reasons, and facts for the report."""
     unknown = set(recipe.tasks) - set(TASKS)
     if unknown:
-        raise UserError(f"unknown task '{min(unknown)}'; there are: {', '.join(sorted(TASKS))}")
+        raise RecipeError(f"unknown task '{min(unknown)}'; there are: {', '.join(sorted(TASKS))}")
     if recipe.agent.workflow and (others := [n for n in recipe.tasks if TASKS[n].environment != "sql"]):
         raise UserError(
             f"the workflow agent writes SQL; task {others[0]} is none: leave out agent.workflow, or the task"

@@ -191,7 +191,9 @@ def test_resume_takes_over_what_is_still_true(tmp_path, math_row):
     path.with_name("earlier.jsonl").unlink()
     assert set(resume(path, wanted)) == set(list(wanted)[2:])  # nobody's wrong answers are played again
     path.write_text('{"id": 2, "st\n{"id": 1}\n')
-    with pytest.raises(UserError, match="is not JSON"):  # damage in the middle is no crash of ours: never silently skipped
+    with pytest.raises(
+        UserError, match="is not JSON"
+    ):  # damage in the middle is no crash of ours: never silently skipped
         resume(path, wanted)
 
 

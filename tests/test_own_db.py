@@ -177,7 +177,9 @@ def test_answers_alone_teach_no_tool_and_a_small_database_gets_a_recipe_that_run
     words = "Apples Bridges Candles Doctors Engines Forests Gardens Hammers Islands Jackets Kettles Lanterns".split()
     answers = [{"question": f"{word} {word[::-1]} {'?' * n}", "answer": str(10**n)} for n, word in enumerate(words)]
     with pytest.raises(ValueError, match="0 training questions come with SQL, and SFT needs 5"):
-        create(str(shop), str(write_csv(tmp_path / "a.csv", answers)), "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE)
+        create(
+            str(shop), str(write_csv(tmp_path / "a.csv", answers)), "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE
+        )
     path = write_csv(tmp_path / "q.csv", questions()[:20])
     large = BASE.with_name("spider-qwen2.5-coder-0.5b-24gb.yaml")
     create(str(shop), str(path), "shop", tmp_path / "raw", tmp_path / "r.yaml", large)

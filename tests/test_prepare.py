@@ -56,6 +56,9 @@ def test_rows_of_another_agent_are_not_trained_on(tmp_path):
     write_manifest(prepared.data_dir, prepared, [], 0.0)
     for same in ([], ["--agent.timeout", "9"], ["--agent.max_completion_length", "99"]):
         prepare.check_prepared(recipe("--agent.max_rows", "5", *same), "step 2")
-    for words, says in (([], "agent.max_rows 5, now"), (["--agent.max_rows", "5", "--agent.workflow", "{}"], "workflow")):
+    for words, says in (
+        ([], "agent.max_rows 5, now"),
+        (["--agent.max_rows", "5", "--agent.workflow", "{}"], "workflow"),
+    ):
         with pytest.raises(UserError, match=says):
             prepare.check_prepared(recipe(*words), "step 2")

@@ -136,7 +136,7 @@ def test_the_hermes_parser_reads_calls_as_ours_does(tmp_path):
     request = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": "?"}])
     compared = 0
     for messages, tools in CONVERSATIONS.values():
-        for reply in (sql('SELECT "a", \'b\' FROM t WHERE x < 3 -- é\n'), sql("SELECT 1", "Let me look.")):
+        for reply in (sql("SELECT \"a\", 'b' FROM t WHERE x < 3 -- é\n"), sql("SELECT 1", "Let me look.")):
             start = prompt_ids(tokenizer, messages, tools)
             ids = render(tokenizer, [*messages, reply], tools)[0][len(start) :]
             text = tokenizer.decode(ids).removesuffix("<|im_end|>\n").removesuffix("<|im_end|>")
