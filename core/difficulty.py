@@ -29,11 +29,12 @@ def rated_prompts(
     arguments,  # GRPOConfig
     make_env: Callable[[str], object],
     judge: Callable[[list[dict], list[list[dict]]], list[float | None]],
+    judged_by: str,  # who judges free text
     say: Callable[[str], None] = print,
 ) -> tuple[list[dict], dict]:
     """The prompts that GRPO should see, in order, rated by the model of `source`; and the counts."""
     path, samples = recipe.data_dir / "difficulty.jsonl", recipe.grpo.rate_difficulty
-    key = rating_key(recipe, source, arguments.temperature)
+    key = rating_key(recipe, source, arguments.temperature, judged_by)
     alone = arguments.world_size == 1  # vLLM in each of several processes would ask for the same GPU
     tokenizer, engine = open_source(recipe, source, "auto" if alone else "transformers")
 
@@ -90,6 +91,8 @@ def rate(
         for name in dict.fromkeys(episode.row["id"] for episode in batch):
             if len(found[name]) == samples:
                 judged = [value for value in found[name] if value is not None]
+                if not judged:
+                    continue  # the judge was not there: asked again next time
                 record = {"key": _row_key(key, todo[name]), "id": name, "right": sum(v >= 0.5 for v in judged)}
                 lines.append(json.dumps(record | {"judged": len(judged), "tokens": tokens[name]}) + "\n")
         with open(path, "a", encoding="utf-8") as f:
@@ -106,8 +109,8 @@ def rated(rows: list[dict], path: Path, key: str) -> list[dict]:
     known = _records(path)
     out = []
     for row in rows:
-        record = known[_row_key(key, row)]
-        failed = 1 - record["right"] / record["judged"] if record["judged"] else 0.5
+        record = known.get(_row_key(key, row))
+        failed = 1 - record["right"] / record["judged"] if record else 0.5
         out.append(row | {"difficulty": round(failed, 4)})
     return out
 
@@ -141,10 +144,10 @@ def easy_to_hard(rows: list[dict], prompts: int) -> list[dict]:
     return [rows[i] for i in sorted(first)] + [row for i, row in enumerate(rows) if i not in first]
 
 
-def rating_key(recipe: Recipe, source: str, temperature: float) -> str:
+def rating_key(recipe: Recipe, source: str, temperature: float, judged_by: str = "") -> str:
     """What a pass rate depends on beside the row: the weights, how an episode runs, how often and how hot it is sampled."""
     weights = [file_hash(f) for f in sorted(Path(source).glob("*.safetensors"))] or [source]
-    return _hash(weights, asdict(recipe.agent), recipe.grpo.rate_difficulty, temperature, recipe.seed)
+    return _hash(weights, asdict(recipe.agent), recipe.grpo.rate_difficulty, temperature, recipe.seed, judged_by)
 
 
 def _row_key(key: str, row: dict) -> str:

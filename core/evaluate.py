@@ -121,13 +121,14 @@ def summarise_samples(records: list[dict], vote_groups: Callable) -> dict:
         by_id.setdefault(record["id"], []).append(record)
     questions = list(by_id.values())
     most = max(map(len, questions))
-    decided = [[r["correct"] for r in q if r["correct"] is not None] for q in questions]
+    decided = [[r["correct"] for r in q] for q in questions if len(q) == most]
+    decided = [d for d in decided if None not in d]  # the same questions for every k
     sizes = [k for k in (2**i for i in range(most.bit_length())) if k < most] + [most]
     groups = vote_groups([q[0] for q in questions], [[r["completion"] for r in q] for q in questions])
     votes = [q[elected(g)]["correct"] for q, g in zip(questions, groups, strict=True) if g is not None]
     return {
         "samples": most,
-        "pass_at": {str(k): mean([pass_at_k(len(d), sum(d), k) for d in decided if len(d) >= k]) for k in sizes},
+        "pass_at": {str(k): mean([pass_at_k(most, sum(d), k) for d in decided]) for k in sizes},
         "majority": proportion(votes),
     }
 

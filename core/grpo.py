@@ -1,6 +1,7 @@
 """TRL's GRPOTrainer with the loss of a group computed as a tree: the prompt that its episodes share is read once."""
 
 import torch
+from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -38,6 +39,9 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
         rewards = super()._calculate_rewards(*args)
         missing = rewards.isnan().view(-1, self.num_generations, rewards.shape[1])
         rewards[(missing & ~missing.all(1, keepdim=True)).any(-1).flatten()] = torch.nan
+        if self.environments:  # nor could one whose database was not there while it was played
+            trouble = gather_object([bool(getattr(env, "trouble", "")) for env in self.environments])
+            rewards[torch.tensor(trouble, device=rewards.device)] = torch.nan
         return rewards
 
     def _compute_loss(self, model, inputs):

@@ -73,7 +73,7 @@ class Resampling:
         self._metrics["train"]["resample/extra_tokens"].append(extra_tokens)
 
     def _spread(self) -> torch.Tensor:
-        """Which groups of the last call, of all processes, differ in the heaviest reward that they have."""
+        """Which groups of the last call, of all processes, differ in the heaviest reward that they have (the first of equals)."""
         order = self.reward_weights.argsort(descending=True, stable=True).cpu()
         groups = self._rewards.cpu()[:, order].view(-1, self.num_generations, len(order))
         main = (~groups.isnan()).any(1).int().argmax(1)  # of rewards that do not apply there are no values

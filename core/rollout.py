@@ -100,6 +100,7 @@ class Episode:
         if not calls or self.turns > self.agent.max_turns:
             return []
         done = run_calls(tools_of(self.env), calls, time.monotonic() + 2 * self.agent.timeout)
+        self.error = self.error or getattr(self.env, "trouble", "")
         results = [{"role": "tool", "name": name, "content": _told(result)} for name, _, result in done]
         for result in results:
             self._append(result)

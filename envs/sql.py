@@ -40,6 +40,11 @@ class SQLEnv:
     def __init__(self, max_turns: int = 5, max_rows: int = 20, max_chars: int = 1200, timeout: float = 5.0):
         self._session = _Session(max_turns, max_rows, max_chars, timeout)
 
+    @property
+    def trouble(self) -> str:
+        """Why nobody can say whether this episode is right; empty where nothing failed."""
+        return self._session.trouble
+
     def reset(self, **row) -> None:
         self._session.start(row)
 
@@ -60,6 +65,11 @@ class MedicalEnv:
 
     def __init__(self, max_turns: int = 5, max_rows: int = 20, max_chars: int = 1200, timeout: float = 5.0):
         self._session = _Session(max_turns, max_rows, max_chars, timeout)
+
+    @property
+    def trouble(self) -> str:
+        """Why nobody can say whether this episode is right; empty where nothing failed."""
+        return self._session.trouble
 
     def reset(self, **row) -> None:
         self._session.start(row)
@@ -87,6 +97,7 @@ class _Session:
             )
         self.max_turns, self.max_rows, self.max_chars, self.timeout = (max_turns, max_rows, max_chars, timeout)
         self.db_path, self.calls = "", 0
+        self.trouble = ""  # what failed that no query is to blame for
 
     def start(self, row: dict) -> None:
         path = row.get("db_path")
@@ -95,7 +106,7 @@ class _Session:
                 f"row {row.get('id', '?')}: its db_path is {path!r}, which is no file here; run step2_prepare_data.py"
                 " again with the folder that holds the databases"
             )
-        self.db_path, self.calls = str(path), 0
+        self.db_path, self.calls, self.trouble = str(path), 0, ""
 
     def answer(self, query: str) -> str:
         assert self.db_path, "reset(**row) comes before the first query"
@@ -107,6 +118,8 @@ class _Session:
         try:
             result = run_query(self.db_path, query, self.timeout, FETCH_ROWS, FETCH_BYTES)
         except QueryError as error:
+            if error.kind == "infrastructure":
+                self.trouble = str(error)
             return error_text(error, self.db_path)[: self.max_chars]
         return format_result(result, self.max_rows, self.max_chars)
 

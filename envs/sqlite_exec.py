@@ -349,15 +349,17 @@ def run_query(
 
     request = os.path.abspath(db_path), sql, Limits(timeout, max_rows, max_bytes, max_bytes, max_steps)
     for _ in range(2):
-        with borrow(1, timeout) as workers:
-            if not workers:
-                raise QueryError(f"every worker of the sandbox was busy for {timeout:g} s", "infrastructure")
-            try:
+        try:
+            with borrow(1, timeout) as workers:
+                if not workers:
+                    raise QueryError(f"every worker of the sandbox was busy for {timeout:g} s", "infrastructure")
                 answer = workers[0].call("envs.sqlite_exec:execute", request, timeout)
-            except WorkerDied as death:
-                if death.timed_out:
-                    raise QueryError(f"interrupted: the query ran longer than {timeout:g} s", "timeout") from None
-                continue  # killed from outside (or by a crash): once more, in a new worker
+        except WorkerDied as death:
+            if death.timed_out:
+                raise QueryError(f"interrupted: the query ran longer than {timeout:g} s", "timeout") from None
+            continue  # killed from outside (or by a crash): once more, in a new worker
+        except OSError as error:
+            raise QueryError(f"the sandbox cannot start a worker: {error}", "infrastructure") from None
         if isinstance(answer, Exception):
             raise answer
         return answer

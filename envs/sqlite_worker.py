@@ -9,6 +9,7 @@ Not covered: a worker runs as the same user, in the same network and file system
 """
 
 import importlib
+import math
 import mmap
 import os
 import pickle
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,14 @@ class WorkerDied(Exception):
     def __init__(self, timed_out: bool, code: int | None):
         super().__init__(f"the worker ended with code {code}")
         self.timed_out = timed_out
+
+
+def readable(descriptors: Iterable[int], seconds: float) -> list[int]:
+    """Those of the descriptors that can be read, or are closed; waits so long for the first (select() ends at 1024)."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    return [descriptor for descriptor, _ in waiting.poll(max(0, math.ceil(seconds * 1000)))]
 
 
 class Worker:
@@ -72,7 +81,7 @@ class Worker:
         try:
             descriptor = self.process.stdout.fileno()
             while self.until < float("inf"):
-                if select.select([descriptor], [], [], max(0.0, self.until - time.monotonic()))[0]:
+                if readable([descriptor], self.until - time.monotonic()):
                     break
                 if time.monotonic() >= self.until:
                     self.kill()

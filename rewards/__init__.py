@@ -27,7 +27,7 @@ BY_ENVIRONMENT = {
 WEIGHTS = {
     "sql": {"exec_match": 1.0, "executes": 0.1, "schema_linking": 0.1, "sql_format": 0.1, "turn_economy": 0.05},
     "calculator": {"math_accuracy": 0.5, "math_format": 0.2, "math_reasoning": 0.2, "math_brevity": 0.1},
-    "medical": {"medical_rule": 1.0, "medical_judge": 1.0},  # the rule is 0.1 by itself
+    "medical": {"medical_judge": 1.0, "medical_rule": 1.0},  # the rule is 0.1 by itself
 }
 REWARDS = {function.__name__: function for functions in BY_ENVIRONMENT.values() for function in functions}
 # What the columns of step 5's table mean, by environment.
@@ -35,7 +35,7 @@ PRIMARY = {"sql": "exec_match", "calculator": "math_accuracy", "medical": "medic
 STRICT = {"sql": "exec_match_strict"}
 EXECUTES = {"sql": "executes", "medical": "medical_rule"}
 FORMAT = {"sql": "sql_format", "calculator": "math_format"}
-ENOUGH = {"medical_judge": 0.5, "medical_rule": 0.1}  # from this value on it is a yes; 1.0 for the others
+ENOUGH = {"medical_judge": 0.6, "medical_rule": 0.1}  # from this value on it is a yes; 1.0 for the others
 
 
 def holds(scores: dict[str, float | None], name: str | None) -> bool | None:
@@ -81,11 +81,11 @@ def score_batch(
 
 
 def main_scores(rows: list[dict], completions: list[list[dict]], weights: dict[str, float]) -> list[float | None]:
-    """The heaviest of `weights` in each row's environment: what training takes for right."""
-    main = {
-        environment: max((f.__name__ for f in functions), key=lambda name: weights.get(name, 0.0))
-        for environment, functions in BY_ENVIRONMENT.items()
-    }
+    """The heaviest of `weights` in each row's environment, of equal ones the first: what training takes for right."""
+    main = dict(PRIMARY)
+    for environment, functions in BY_ENVIRONMENT.items():
+        if named := [name for name in weights if name in {f.__name__ for f in functions}]:
+            main[environment] = max(named, key=weights.get)
     scores = score_batch(rows, completions, only=set(main.values()))
     return [score[main[row["environment"]]] for row, score in zip(rows, scores, strict=True)]
 

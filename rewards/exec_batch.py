@@ -4,12 +4,11 @@ First all pairs in chunks of one database under a very short limit, then alone w
 kill from outside) is replaced; the pair that it was at is run again apart from the others.
 """
 
-import select
 import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from envs.sqlite_worker import Worker, WorkerDied, borrow
+from envs.sqlite_worker import Worker, WorkerDied, borrow, readable
 from rewards.exec_worker import Job
 
 CHUNK = 64  # pairs of one database that a worker gets at once
@@ -59,7 +58,7 @@ class Batch:
             if not busy:
                 continue
             until = min([self.deadline + 0.1 * self.timeout, *(self.workers[p].until for p, _ in busy.values())])
-            ready = select.select(list(busy), [], [], min(60.0, max(0.0, until - time.monotonic())))[0]
+            ready = readable(busy, min(60.0, until - time.monotonic()))
             if not ready and time.monotonic() >= until:
                 ready = list(busy)  # nothing should get here: the alarms did not ring, or the machine stood still
                 for position, _ in busy.values():

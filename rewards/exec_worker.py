@@ -93,7 +93,8 @@ def _verdict(job: Job, gold: Gold, pred: str, timeout: float, quick: bool) -> tu
         as_official = official and job.keep_distinct and not answer.rows  # that tool runs it and gets no rows
         return as_official, "empty prediction" + ", empty gold" * as_official, answer.steady
     text = official_text(pred, job.keep_distinct) if official else normalise(pred)
-    if answer.steady and not job.twin and canonical_text(text) == gold.text:
+    # strictly, gold that reads no table is an answer without its query: a prediction must find it, not repeat it
+    if answer.steady and not job.twin and canonical_text(text) == gold.text and (official or answer.tables):
         return True, "same query", True
     result = execute(
         job.twin or job.db_path,
@@ -110,8 +111,8 @@ def _verdict(job: Job, gold: Gold, pred: str, timeout: float, quick: bool) -> tu
             return False, f"{len(result.columns)} columns, gold has {len(answer.columns)}", steady
         found = f"more than {len(result.rows)}" if result.truncated else str(len(result.rows))
         return False, f"{found} rows, gold has {len(answer.rows)}", steady
-    constant = bool(result.tables) != bool(answer.tables)
-    if not official and (constant or not answer.rows and result.tables != answer.tables):
+    elsewhere = answer.tables and not answer.rows and result.tables != answer.tables
+    if not official and (not result.tables or elsewhere):
         return False, f"reads {_names(result.tables)}, gold reads {_names(answer.tables)}", steady
     if gold.blob == packed(result.rows):
         return True, "same result", steady

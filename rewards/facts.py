@@ -1,8 +1,10 @@
 """The offline judge: what a free-text answer states of the facts it should state. Deterministic, no network.
 
 A numeric fact is stated where the answer holds an equal number, any other where it holds the fact's words side by side.
-Numbers that neither the question, the reference nor the facts know, and length far beyond the reference, divide it all, so that listing everything does not pay; where a number is asked for, no right number means no accuracy. Facts
-that the question itself holds do not count. Not covered: negation ("it is not aspirin"), paraphrase, style.
+Numbers that neither the question, the reference nor the facts know, more than two short phrases that hold nothing known, and
+length far beyond the reference divide it all, so that listing everything does not pay; where a number is asked for, no right
+number means no accuracy. Facts that the question itself holds do not count. Not covered: negation ("it is not aspirin"),
+paraphrase, style, a guess of two or three.
 """
 
 import re
@@ -64,13 +66,21 @@ def offline_scores(case: Case) -> Scores:
     numeric = [read_value(fact) is not None for fact in facts]
     missed = any(numeric) and not any(read_value(fact) is not None for fact in stated)  # another number than asked for
     known = values_in(" ; ".join([case.question, case.reference, *facts]))
-    invented = sum(not any(math_equal(n, k) for k in known) for n in numbers[:200])
+    invented = sum(not any(math_equal(n, k) for k in known) for n in numbers[:200]) + _alternatives(case, answer, facts)
     # room to speak: three times the reference and a few sentences
     excess = max(1.0, len(words(answer)) / (3 * len(words(case.reference)) + 40))
     precision = len(stated) / (len(stated) + invented)
     accuracy = 0.0 if missed else precision / excess
     completeness = len(stated) / len(facts) * precision / excess
     return Scores(accuracy, completeness, 1 / excess, 1.0)
+
+
+def _alternatives(case: Case, answer: str, facts: list[str]) -> int:
+    """Phrases of a list that state nothing, beyond two: to name everything that could be meant is no answer."""
+    known = set(words(f"{case.question} {case.reference} {' '.join(facts)}")) | set(_COMMON.split())
+    parts = re.split(r"[,;/|\n、，；]|\b(?:or|and)\b", answer.casefold())
+    idle = sum(0 < len(found := words(part)) <= 4 and not known & set(found) and not values_in(part) for part in parts)
+    return max(0, idle - 2)
 
 
 def _spoken(text: str) -> str:

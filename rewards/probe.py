@@ -54,7 +54,9 @@ def every_cheat(row: dict) -> list[Probe]:
 def read(paths: list[Path], stage: str | None = None) -> list[dict]:
     records = []
     for path in paths:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            if not line:
+                continue
             try:
                 record = json.loads(line)
             except ValueError as error:

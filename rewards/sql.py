@@ -122,7 +122,8 @@ def runs(db_path: str, sql: str, deadline: float) -> float | None:
     try:
         return float(bool(run_query(db_path, sql, timeout=min(QUERY_SECONDS, left), max_rows=1).tables))
     except QueryError as error:
-        return None if error.kind == "infrastructure" else 0.0
+        unknown = error.kind == "infrastructure" or error.kind == "timeout" and left < QUERY_SECONDS
+        return None if unknown else 0.0
 
 
 def _linking(sql: str, gold: str, db_path: str) -> float | None:

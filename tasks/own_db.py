@@ -17,6 +17,7 @@ Near-duplicate questions are kept on one side of the split (tasks/own_split.py).
 import argparse
 import csv
 import json
+import math
 import os
 import random
 import re
@@ -220,6 +221,8 @@ def constant(item: dict) -> str:
 def _literal(value) -> str:
     if value is None:
         return "NULL"
+    if isinstance(value, float) and not math.isfinite(value):
+        return _literal(str(value))
     if isinstance(value, bool):
         return str(int(value))
     return repr(value) if isinstance(value, int | float) else "'" + str(value).replace("'", "''") + "'"

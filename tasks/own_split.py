@@ -66,7 +66,8 @@ def tokens(question: str) -> frozenset[str]:
 
 def skeleton(sql: str) -> str:
     """A query without its values."""
-    bare = re.sub(r"'(?:[^']|'')*'|\"[^\"]*\"|\b\d+(?:\.\d+)?\b", "?", sql)
+    values = r"'(?:[^']|'')*'|(?:(?<=[=<>])|(?<=[=<>] )|(?i:(?<=like )))\"[^\"]*\"|\b\d+(?:\.\d+)?\b"  # other "words" are names
+    bare = re.sub(values, "?", sql)
     return " ".join(re.findall(r"\w+|[^\w\s;]", bare.lower()))
 
 

@@ -232,8 +232,8 @@ def children_by_parent(e: Entity, entities, rng):
     column, parent, key = link
     label = f"p.{quote(parent.label)}"
     question = f"How many {e.many} does each {spoken(parent.table).removesuffix('s')} have? Give its {spoken(parent.label)} and the number."
-    sql = f"SELECT {label}, count(*) FROM {_joined(e, column, parent, key)} GROUP BY p.{quote(key)}"
-    return question, sql
+    everyone = _joined(e, column, parent, key).replace(" JOIN ", " LEFT JOIN ", 1)  # those without any have 0
+    return question, f"SELECT {label}, count(c.{quote(column)}) FROM {everyone} GROUP BY p.{quote(key)}"
 
 
 def most_children(e: Entity, entities, rng):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from core.evaluate import compare, correction, elected, mcnemar, pass_at_k, summarise, wilson
+from core.evaluate import compare, correction, elected, mcnemar, pass_at_k, summarise, summarise_samples, wilson
 from core.table import markdown, tables
 
 
@@ -87,3 +87,14 @@ def test_every_table_has_a_cell_under_every_column():
     text = markdown(found)
     assert "1 (+1 undecided)" in text and "| no tool |" in text and "100% of 1" in text and "+1 -0, p=1" in text
     assert max(len(table.header) for table in found) <= 10
+
+
+def test_pass_at_k_is_of_the_same_questions_for_every_k():
+    verdicts = {"a": [False] * 4, "b": [True, True, True, None]}
+    records = [
+        {"id": name, "sample": n, "correct": verdict, "completion": []}
+        for name, found in verdicts.items()
+        for n, verdict in enumerate(found, 1)
+    ]
+    sampled = summarise_samples(records, lambda rows, completions: [[0] * 4 for _ in rows])
+    assert sampled["pass_at"] == {"1": 0.0, "2": 0.0, "4": 0.0}  # b has an undecided sample

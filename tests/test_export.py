@@ -1,6 +1,8 @@
 """Step 6 on a tiny run with real adapters: every format computes what the stage computes, and bad input stops it first."""
 
 import json
+import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +123,50 @@ def test_finished_files_are_kept_damaged_and_outdated_ones_made_again(recipe, tm
     export(recipe, "grpo", ["gguf-f16"], out, said.append)  # other weights: nothing of the old ones stays beside them
     assert paths["gguf-f16"].stat().st_mtime_ns != when and not paths["gguf-q8_0"].exists()
     assert list(json.loads((out / "manifest.json").read_text())["artifacts"]) == ["hf", "gguf-f16"]
+
+
+def test_best_is_the_best_of_the_weights_that_are_there(recipe, tmp_path):
+    from core.export import chosen_stage
+    from core.models import fingerprint, stage_source
+
+    def measured(**accuracies):
+        weights = {s: fingerprint(stage_source(recipe, s)) for s in accuracies}
+        summary = {"stages": {s: {"accuracy": a} for s, a in accuracies.items()}, "weights": weights}
+        folder = recipe.run_dir / "eval"
+        folder.mkdir(exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps(summary))
+        (folder / "report.md").write_text(f"measured: {accuracies}")
+
+    said = []
+    measured(sft=0.5, grpo=0.25)
+    assert chosen_stage(recipe, "best", said.append) == "sft"
+    measured(sft=None, grpo=None)
+    with pytest.raises(UserError, match="no accuracy"):
+        chosen_stage(recipe, "best", said.append)
+    measured(sft=0.5, grpo=0.75)
+    assert chosen_stage(recipe, "best", said.append) == "grpo"
+    card = export(recipe, "grpo", ["hf"], tmp_path / "out")["hf"] / "README.md"
+    assert "'grpo': 0.75" in card.read_text()
+    measured(sft=0.5, grpo=0.8)  # evaluated again: the card says so, the weights stay
+    export(recipe, "grpo", ["hf"], tmp_path / "out", said.append)
+    assert "'grpo': 0.8" in card.read_text() and "finished already" in said[-1]
+    export(recipe, "grpo", ["hf"], tmp_path / "out", said.append)
+    assert "finished already" in said[-1]  # whole, by its own checksums
+    weights = next((recipe.run_dir / "grpo" / "merged").glob("*.safetensors"))
+    os.utime(weights, (1, 1))  # trained anew
+    with pytest.raises(UserError, match="measured other weights of grpo than there are now. Run step5_eval.py again"):
+        chosen_stage(recipe, "best", said.append)
+    fresh = export(recipe, "grpo", ["hf"], tmp_path / "fresh")["hf"] / "README.md"
+    assert "Not evaluated." in fresh.read_text()
+    shutil.rmtree(recipe.run_dir / "eval")
+
+
+def test_ollama_is_of_the_quantisation_asked_for(recipe, tmp_path):
+    said = []
+    for kind in ("gguf-q8_0", "gguf-f16"):
+        folder = export(recipe, "sft", [kind, "ollama"], tmp_path / "out", said.append)["ollama"]
+        (line,) = [x for x in (folder / "Modelfile").read_text().splitlines() if x.startswith("FROM")]
+        assert kind.removeprefix("gguf-") in line
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import pytest
 
+import rewards
 from envs import MedicalEnv
 from rewards import judge as judge_module
 from rewards import score, total
@@ -30,6 +31,17 @@ from tests.test_judge import CASE, server  # noqa: F401  (a fixture)
 def test_offline_scores(answer, low, high):
     value = offline_scores(Case(CASE.question, CASE.reference, CASE.facts, answer)).overall
     assert low <= value <= high
+
+
+def test_naming_everything_is_no_answer():
+    names = "Aventis Bayer Cipla Daiichi Eisai Fresenius".split()
+    case = Case("Which manufacturer makes Doloxan?", "Doloxan is made by Cipla.", ("Cipla",), "")
+    for text, right in (("Cipla.", True), ("Yes, according to the table, Cipla makes it.", True),
+                        (", ".join(names), False), ("It is " + " or ".join(names), False)):  # fmt: skip
+        score = offline_scores(Case(case.question, case.reference, case.facts, text)).overall
+        assert rewards.holds({"medical_judge": score}, "medical_judge") is right, text
+    hedge = Case("What dose is usual?", "40 mg are usual.", ("40",), "It is 40 mg or 20 mg.")
+    assert not rewards.holds({"medical_judge": offline_scores(hedge).overall}, "medical_judge")
 
 
 def test_offline_scores_without_facts_and_in_chinese():

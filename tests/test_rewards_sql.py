@@ -3,13 +3,14 @@
 import json
 import random
 import time
+from pathlib import Path
 
 import pytest
 
 import rewards
 from envs import SQLEnv
 from rewards import REWARDS, WEIGHTS, score, score_batch, total
-from rewards.sql import final_sql
+from rewards.sql import final_sql, runs
 
 GOLD = "SELECT name FROM customer WHERE city = 'Paris'"
 ALIAS = "SELECT c.name FROM customer AS c WHERE c.city = 'Paris'"
@@ -274,3 +275,32 @@ def test_real_gold_earns_everything(shared_data):
     assert [s["exec_match"] for s in scores] == [1.0] * len(rows)
     low = [(r["gold"], s) for r, s in zip(rows, scores, strict=True) if total(s, "sql") < 1.35 - 1e-9]
     assert not low
+
+
+def test_what_failed_beside_the_policy_is_undecided(sql_row):
+    """The database is away while the episode is played and there again when it is judged."""
+    from core.config import Agent
+    from core.rollout import Episode
+
+    lock = Path(sql_row["db_path"] + "-wal")
+    lock.write_bytes(b"x")
+    episode = Episode(sql_row, SQLEnv(), None, Agent())
+    (told,) = episode.accept_message(call(GOLD))
+    lock.unlink()
+    assert "not available" in told["content"] and str(lock) not in told["content"]
+    assert "is not empty" in episode.error
+    assert not Episode(sql_row, episode.env, None, Agent()).error  # the next one starts anew
+
+
+def test_a_query_cut_by_the_batchs_time_is_undecided(sql_row):
+    slow = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 9000000) SELECT count(*), name FROM n, customer"
+    assert runs(sql_row["db_path"], slow, time.monotonic() + 0.2) is None
+    assert runs(sql_row["db_path"], GOLD, time.monotonic() + 5) == 1.0
+
+
+def test_an_answer_without_its_query_is_found_and_not_repeated(sql_row):
+    row = sql_row | {"gold": "SELECT 2"}
+    count = "SELECT count(*) FROM customer WHERE city = 'Paris'"
+    for query, strict in ((count, 1.0), ("SELECT 2", 0.0), ("SELECT 1 + 1", 0.0)):
+        found = score(row, play(row, query))
+        assert found["exec_match"] == 1.0 and found["exec_match_strict"] == strict, query
