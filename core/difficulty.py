@@ -93,7 +93,7 @@ def rate(
                 judged = [value for value in found[name] if value is not None]
                 if not judged:
                     continue  # the judge was not there: asked again next time
-                record = {"key": _row_key(key, todo[name]), "id": name, "right": sum(v >= 0.5 for v in judged)}
+                record = {"key": _row_key(key, todo[name]), "id": name, "right": sum(v > 0.5 for v in judged)}
                 lines.append(json.dumps(record | {"judged": len(judged), "tokens": tokens[name]}) + "\n")
         with open(path, "a", encoding="utf-8") as f:
             f.write("".join(lines))  # one write: processes may share the file
