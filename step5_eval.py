@@ -6,7 +6,7 @@ Writes  checkpoints/<run>/eval/{episodes.jsonl,summary.json,report.md,report.htm
     python step5_eval.py --config recipes/demo.yaml
     python step5_eval.py --config R --stages sft grpo/checkpoint-6 --limit 100
     python step5_eval.py --config R --turns 0,1,3 --samples 8
-    python step5_eval.py --config R --endpoint http://localhost:8000/v1 --served_model NAME --output /tmp/served
+    python step5_eval.py --config R --endpoint http://localhost:8000/v1 --served_model NAME --output checkpoints/served
 """
 
 import argparse

@@ -6,6 +6,7 @@ Checks  tool calls come back as calls and not as text; results are read; streami
     python serving/smoke.py --config recipes/demo.yaml --endpoint http://localhost:8000/v1 --served_model agent
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def main():
     from tasks.prepare import environment_limits
 
     rows = read_jsonl(recipe.data_dir / "eval.jsonl", f"python step2_prepare_data.py {args.words}")
-    client = OpenAI(base_url=args.endpoint, api_key="none", timeout=300)
+    client = OpenAI(base_url=args.endpoint, api_key=os.environ.get("OPENAI_API_KEY", "none"), timeout=300)
     for row in rows[: args.questions]:
         env = ENVIRONMENTS[row["environment"]](**environment_limits(recipe, row["environment"]))
         episode = Episode(row, env, None, recipe.agent)
