@@ -136,23 +136,25 @@ class TransformersEngine:
         self.temperature, self.seed = temperature, seed
 
     def play(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
-        """Finish all episodes; yields them batch by batch. Neighbours share most of their prompt, so it is read once."""
+        """Finish all episodes; yields some as they are over. Neighbours share most of their prompt, so it is read once."""
         order = sorted(episodes, key=lambda e: e.prompt_ids)
         for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
             began = time.perf_counter()
-            self._play_batch(batch)
-            for episode in batch:
-                episode.seconds = (time.perf_counter() - began) / len(batch)
-            yield batch
+            for done in self._play_batch(order[start : start + self.batch_size]):
+                for episode in done:
+                    episode.seconds = (time.perf_counter() - began) / len(done)
+                yield done
+                began = time.perf_counter()
 
-    def _play_batch(self, batch: list[Episode]) -> None:
+    def _play_batch(self, batch: list[Episode]) -> Iterator[list[Episode]]:
+        """A quarter of the batch at a time, the last ones together."""
         import torch
 
         eos, pad, device = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id, self.model.device
         active, queues, written = list(range(len(batch))), [[] for _ in batch], [[] for _ in batch]
         streams = [stream_of(self.seed, e) for e in batch]
         waiting: dict[int, Future] = {}  # rows whose tools run
+        done: list[Episode] = []
         with torch.no_grad():
             logits, mask, cache = read_prompts(self.model, [e.prompt_ids for e in batch], pad)
             while True:
@@ -178,9 +180,14 @@ class TransformersEngine:
                         queues[i] = [written[i][-1], *suffix]
                     written[i] = []
                 if over:
+                    done += [batch[i] for i in sorted(over)]
                     alive = [slot for slot, i in enumerate(active) if i not in over]
                     if not alive:
+                        yield done
                         return
+                    if 4 * len(done) >= len(batch):
+                        yield done
+                        done = []
                     alive = without_gaps(alive)
                     active = [active[slot] for slot in alive]
                     keep = torch.tensor(alive, device=device)
