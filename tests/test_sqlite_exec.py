@@ -325,6 +325,7 @@ def test_a_worker_killed_from_outside_is_replaced(db):
     run_query(db, "SELECT 1")
     for worker in list(sqlite_worker._idle):
         os.kill(worker.process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # on a busy machine death takes a moment
     assert run_query(db, "SELECT 1").rows == [(1,)]
     results = []
     thread = threading.Thread(
