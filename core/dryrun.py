@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from core.chat import render
-from core.checks import check_rendering
 from core.config import Recipe, RecipeError, UserError
 from core.memory import report
 from core.sizes import GPUS, device
@@ -93,6 +92,8 @@ def _open(recipe: Recipe, args: Any) -> tuple:
 
 def check_rows(recipe: Recipe, rows: list[dict], tokenizer, make_env, judge, gold_episode) -> list[str]:
     """What is wrong with the rows themselves, or between template, mask and parser."""
+    from core.checks import check_rendering  # here: it loads the trainers, and --help should not wait
+
     unknown = sorted(set(recipe.grpo.rewards) - set(judge.REWARDS))
     problems = [f"grpo.rewards names {', '.join(unknown)}; there are: {', '.join(judge.REWARDS)}"] if unknown else []
     for row in rows:

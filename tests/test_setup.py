@@ -271,3 +271,17 @@ def test_the_hub_may_be_behind_a_proxy(monkeypatch):
     assert not reachable()  # the proxy has gone
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert not reachable()
+
+
+@pytest.mark.parametrize("script", sorted(p.name for p in ROOT.glob("step*.py")) + ["chat.py"])
+def test_help_waits_for_no_library(script):
+    code = f"""import runpy, sys
+sys.argv = [{script!r}, "--help"]
+try:
+    runpy.run_path({script!r}, run_name="__main__")
+except SystemExit as end:
+    assert not end.code
+sys.exit(any(name in sys.modules for name in ("torch", "transformers", "trl")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "--config" in done.stdout, done.stderr
