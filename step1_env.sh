@@ -75,7 +75,7 @@ install() {
   fi
 
   # --------------------------------------------------------------------------------------------------------- disk
-  local need_gb=4 free_gb
+  local need_gb=3 free_gb
   [ "$kind" = cpu ] || need_gb=20
   free_gb=$(($(df -Pk . | awk 'NR==2 {print $4}') / 1048576))
   [ "$free_gb" -ge "$need_gb" ] ||

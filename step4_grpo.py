@@ -110,7 +110,7 @@ def train(recipe, args):
     if recipe.grpo.rate_difficulty:
         scores = functools.partial(main_scores, weights=recipe.grpo.rewards)
         rows, facts["difficulty"] = rated_prompts(
-            recipe, rows, source, arguments, lambda name: environments[name](), scores, judge.judge_of(rows[0])
+            recipe, rows, source, arguments, lambda name: environments[name](), scores, max(map(judge.judge_of, rows))
         )
         arguments.shuffle_dataset = False  # easy ones first
     training.trackers(folder, config["report_to"])

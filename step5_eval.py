@@ -78,10 +78,10 @@ def main():
 
     import rewards
 
-    wanted = {}
-    for stage, source in sources.items():
-        weights = [args.endpoint] if args.endpoint else [args.engine, fingerprint(source)]
-        wanted[stage] = plan(stage, weights, list(rows.values()), recipe.agent, variants, recipe.seed, rewards)
+    wanted, weights = {}, {} if args.endpoint else {s: fingerprint(source) for s, source in sources.items()}
+    for stage in sources:
+        key = [args.endpoint] if args.endpoint else [args.engine, weights[stage]]
+        wanted[stage] = plan(stage, key, list(rows.values()), recipe.agent, variants, recipe.seed, rewards)
     if args.endpoint:  # before anything is written: the server may not be there
         row = next(iter(rows.values()))
         tools = prompt_tools(recipe.agent, ENVIRONMENTS[row["environment"]]())
@@ -107,7 +107,7 @@ def main():
             evaluate(part, done, make_episode, functools.partial(engine, temperature), rewards, path, facts)
     records = {stage: [done[i] for i in keys] for stage, keys in wanted.items()}
     assert_same_prompts(records)
-    _report(recipe, args, path, records, limits, usual, started)
+    _report(recipe, args, path, records, weights, limits, usual, started)
 
 
 def _folder(recipe, args) -> str:
@@ -142,19 +142,17 @@ def _episode(recipe, rows: dict, tokenizer, identity: tuple):
     return Episode(row, ENVIRONMENTS[row["environment"]](**limits), tokenizer, agent, sample=sample)
 
 
-def _report(recipe, args, path: Path, records: dict, limits: list[int], usual: int, started: float) -> None:
+def _report(recipe, args, path: Path, records: dict, weights: dict, limits: list, usual: int, started: float) -> None:
     import json
 
     import rewards
     from core.artifacts import atomic_file, write_manifest
     from core.evaluate import compare
-    from core.models import fingerprint, stage_source
     from core.report import write_page
     from core.table import markdown, show, tables
 
     summary = compare(records, limits, usual, rewards.vote_groups)
-    summary |= {"model": recipe.model, "run": recipe.run, "split": args.split, "max_turns": usual}
-    summary["weights"] = {} if args.endpoint else {s: fingerprint(stage_source(recipe, s)) for s in records}
+    summary |= {"model": recipe.model, "run": recipe.run, "split": args.split, "max_turns": usual, "weights": weights}
     found = tables(summary)
     with atomic_file(path.with_name("summary.json")) as f:
         json.dump(summary, f, indent=1)

@@ -33,12 +33,12 @@ def add_arguments(parser):
 
 def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
-    from core import export
+    from core import export, hub
     from core import train as training
 
     training.quiet()
     if args.push_to_hub:
-        export.check_hub(args.push_to_hub)
+        hub.check_hub(args.push_to_hub)
     stage = export.chosen_stage(recipe, recipe.export.stage)
     print(f"exporting stage '{stage}'")
     folder = args.output or recipe.run_dir / "export"
@@ -51,7 +51,7 @@ def main():
     for line in export.how_to_use(args.words, paths, f"--task {calculates}" if calculates else "--db FILE.sqlite"):
         print(line)
     if args.push_to_hub:
-        export.push(args.push_to_hub, paths)
+        hub.push(args.push_to_hub, paths)
 
 
 def verify_exports(recipe, args, stage: str, paths: dict, folder: Path) -> None:

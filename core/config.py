@@ -77,6 +77,10 @@ class Lora:
     target_modules: str | list[str] = "all-linear"
     layers: list[int] = field(default_factory=list)  # only these layers; empty = all
 
+    def __post_init__(self):
+        if isinstance(self.target_modules, str) and self.target_modules != "all-linear":
+            self.target_modules = [self.target_modules]
+
 
 @dataclass
 class Sft:

@@ -85,7 +85,7 @@ def rate(
     path.parent.mkdir(parents=True, exist_ok=True)
     for batch in play([make_episode(row, n) for row in todo.values() for n in range(samples)]) if todo else ():
         for episode, value in zip(batch, judge([e.row for e in batch], [e.completion for e in batch]), strict=True):
-            found[episode.row["id"]].append(value)
+            found[episode.row["id"]].append(None if episode.error else value)
             tokens[episode.row["id"]] += episode.tokens or 0
         lines = []
         for name in dict.fromkeys(episode.row["id"] for episode in batch):

@@ -168,9 +168,8 @@ def _read(path: Path) -> list[dict]:
     """Records on disk; a last line cut by a crash is dropped, damage elsewhere is an error."""
     if not path.exists():
         return []
-    lines = (
-        path.read_text(encoding="utf-8", errors="replace").rstrip("\n").split("\n")
-    )  # not splitlines: text may hold other line ends
+    text = path.read_text(encoding="utf-8", errors="replace")  # the cut may go through a character
+    lines = text.rstrip("\n").split("\n")  # not splitlines: text may hold other line ends
     records = []
     for number, line in enumerate(lines, 1):
         try:

@@ -18,7 +18,7 @@ from core.artifacts import atomic_dir, atomic_file, read_manifest, write_manifes
 from core.chat import family_of, template_for
 from core.config import FORMATS, Recipe, UserError
 from core.gguf import convert, plan, weight_files
-from core.models import STAGES, adapter_base, fingerprint, hub_reachable, load_tokenizer, save_merged, stage_source
+from core.models import STAGES, adapter_base, fingerprint, load_tokenizer, save_merged, stage_source
 from core.ollama import write_ollama
 
 LICENCES = {  # as the hub's cards of the recipes' bases say; the first that fits counts
@@ -69,12 +69,10 @@ def export(recipe: Recipe, stage: str, formats: list[str], folder: Path, say=pri
     made_of = json.loads(json.dumps([fingerprint(str(source)), _settings(recipe)]))
     earlier = _earlier(recipe, folder)
     artifacts = _finished(folder, earlier, made_of)
-    if (
-        "ollama" in formats
-        and f"ollama/{Path(_place(recipe, _served_gguf(formats))).name}"
-        not in artifacts.get("ollama", {"files": ()})["files"]
-    ):
-        artifacts.pop("ollama", None)  # it holds another quantisation
+    if "ollama" in formats and "ollama" in artifacts:
+        file = Path(_place(recipe, _served_gguf(formats))).name
+        if f"ollama/{file}" not in artifacts["ollama"]["files"]:
+            del artifacts["ollama"]  # it holds another quantisation
     _check(recipe, source, base, [name for name in formats if name not in artifacts], folder)
     _remove(folder, earlier, artifacts, say)
 
@@ -368,35 +366,3 @@ def _files(path: Path) -> list[Path]:
 def _checksum(path: Path) -> dict:
     with open(path, "rb") as f:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}
-
-
-# ----------------------------------------------------------------------------------------------------------------- hub
-
-
-def check_hub(repo: str) -> None:
-    """Whether a push can work, asked before hours of work rather than after."""
-    from huggingface_hub import get_token
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
-    try:
-        validate_repo_id(repo)
-    except HFValidationError as error:
-        raise UserError(f"--push_to_hub '{repo}' is no repository name such as user/model: {error}") from error
-    if not hub_reachable():
-        raise UserError("--push_to_hub: no hub is reachable (HF_HUB_OFFLINE, HF_ENDPOINT or the network)")
-    if not get_token():
-        raise UserError("--push_to_hub: you are not logged in. Run: hf auth login")
-
-
-def push(repo: str, paths: dict[str, Path], say=print) -> None:
-    """The model at the top of a private repository, the other formats beside it. Not run here: there is no hub to try it on."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    url = api.create_repo(repo, private=True, exist_ok=True)
-    for name, path in paths.items():
-        if path.is_file():
-            api.upload_file(path_or_fileobj=path, path_in_repo=path.name, repo_id=repo)
-        elif name != "ollama":  # its GGUF is there already
-            api.upload_folder(folder_path=path, path_in_repo="" if name == "hf" else name, repo_id=repo)
-    say(f"pushed {', '.join(paths)} to {url} (private)")

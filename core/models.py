@@ -29,9 +29,9 @@ def hub_reachable(timeout: float = 3.0) -> bool:
     """A TCP connection to the hub, or to the proxy before it, within `timeout`; HF_HUB_OFFLINE says no at once."""
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0", "false", "False"):
         return False
-    hub = _url(os.environ.get("HF_ENDPOINT", "huggingface.co"), "https")
+    hub = as_url(os.environ.get("HF_ENDPOINT", "huggingface.co"), "https")
     proxy = None if proxy_bypass(hub.hostname) else getproxies().get(hub.scheme)
-    asked = _url(proxy, "http") if proxy else hub
+    asked = as_url(proxy, "http") if proxy else hub
     try:
         port = asked.port or {"http": 80, "https": 443}[asked.scheme]
         socket.create_connection((asked.hostname, port), timeout).close()
@@ -40,7 +40,8 @@ def hub_reachable(timeout: float = 3.0) -> bool:
     return True
 
 
-def _url(text: str, scheme: str):
+def as_url(text: str, scheme: str):
+    """The parts of an address that may stand without its scheme, as in OLLAMA_HOST."""
     return urlsplit(text if "//" in text else f"{scheme}://{text}")
 
 
@@ -209,7 +210,6 @@ def lora_config(lora, model, new_tokens: list[int] | None = None):
     rows = {"embed_tokens": new_tokens} | ({} if tied else {"lm_head": new_tokens}) if new_tokens else None
     modules = lora.target_modules
     if modules != "all-linear":
-        modules = [modules] if isinstance(modules, str) else modules
         there = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
         if odd := [m for m in modules if m.rsplit(".", 1)[-1] not in there]:
             raise RecipeError(f"lora.target_modules: the model has no matrix '{odd[0]}'.{nearest(odd[0], there)}")

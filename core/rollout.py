@@ -88,19 +88,24 @@ class Episode:
 
     def accept_message(self, message: dict) -> list[dict]:
         """Append an assistant message and run its tool calls, up to the turn limit; returns what the model reads next."""
-        if self.agent.workflow:
-            replies = respond(self.completion, message, self.env, self.agent.max_turns)
-            for each in (message, *replies):
-                self._append(each)
-            self.turns += 1
-            return visible(replies)
+        found = self._workflow_turn(message) if self.agent.workflow else self._tool_turn(message)
+        self.error = self.error or getattr(self.env, "trouble", "")
+        return found
+
+    def _workflow_turn(self, message: dict) -> list[dict]:
+        replies = respond(self.completion, message, self.env, self.agent.max_turns)
+        for each in (message, *replies):
+            self._append(each)
+        self.turns += 1
+        return visible(replies)
+
+    def _tool_turn(self, message: dict) -> list[dict]:
         self._append(message)
         calls = message.get("tool_calls") or []
         self.turns += 1
         if not calls or self.turns > self.agent.max_turns:
             return []
         done = run_calls(tools_of(self.env), calls, time.monotonic() + 2 * self.agent.timeout)
-        self.error = self.error or getattr(self.env, "trouble", "")
         results = [{"role": "tool", "name": name, "content": _told(result)} for name, _, result in done]
         for result in results:
             self._append(result)

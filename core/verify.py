@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from core import llama_server
 from core.artifacts import atomic_file, write_jsonl
@@ -22,6 +21,7 @@ from core.chat import prompt_ids
 from core.config import Recipe, UserError
 from core.episodes import records_of
 from core.evaluate import proportion
+from core.models import as_url
 from core.rollout import EndpointEngine, TransformersEngine, to_openai
 from core.served import server_ids
 from core.table import Table, markdown, share, show
@@ -128,8 +128,7 @@ def _served(name: str, url: str, model: str, seconds: float) -> Opened:
 @contextlib.contextmanager
 def _ollama(folder: Path) -> Iterator[tuple[str, str]]:
     """The model in a running Ollama, under a name of its own that is gone afterwards."""
-    host = os.environ.get("OLLAMA_HOST") or "127.0.0.1"
-    url = urlsplit(host if "//" in host else f"http://{host}")
+    url = as_url(os.environ.get("OLLAMA_HOST") or "127.0.0.1", "http")
     port = url.port or {"https": 443}.get(url.scheme, 11434)
     address = f"{url.scheme}://{(url.hostname or '').replace('0.0.0.0', '127.0.0.1') or '127.0.0.1'}:{port}"
     name = f"sixstep-verify-{os.getpid()}"

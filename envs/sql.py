@@ -34,8 +34,8 @@ EMPTY = "(0 rows: the result is empty)"
 _MARKS = re.compile(r"<(?=\||/?(?:tool_|think|answer))", re.IGNORECASE)
 
 
-class SQLEnv:
-    """What a text-to-SQL agent acts in."""
+class _DatabaseEnv:
+    """What the environments with a database share; each has its tool as a method of its own."""
 
     def __init__(self, max_turns: int = 5, max_rows: int = 20, max_chars: int = 1200, timeout: float = 5.0):
         self._session = _Session(max_turns, max_rows, max_chars, timeout)
@@ -47,6 +47,10 @@ class SQLEnv:
 
     def reset(self, **row) -> None:
         self._session.start(row)
+
+
+class SQLEnv(_DatabaseEnv):
+    """What a text-to-SQL agent acts in."""
 
     def execute_sql(self, query: str) -> str:
         """Runs one SQLite SELECT query and returns its result.
@@ -60,19 +64,8 @@ class SQLEnv:
         return self._session.answer(query)
 
 
-class MedicalEnv:
+class MedicalEnv(_DatabaseEnv):
     """What the medical agent acts in: the same tool under the name its users know."""
-
-    def __init__(self, max_turns: int = 5, max_rows: int = 20, max_chars: int = 1200, timeout: float = 5.0):
-        self._session = _Session(max_turns, max_rows, max_chars, timeout)
-
-    @property
-    def trouble(self) -> str:
-        """Why nobody can say whether this episode is right; empty where nothing failed."""
-        return self._session.trouble
-
-    def reset(self, **row) -> None:
-        self._session.start(row)
 
     def query_database_by_sql(self, query: str) -> str:
         """Runs one SQLite SELECT query on the medical database and returns its result.

@@ -14,6 +14,7 @@ class Played:
     sample: int
     tokens: int = 2
     completion: list = field(default_factory=list)
+    error: str = ""
 
 
 class Model:
@@ -100,6 +101,16 @@ def test_what_the_judge_cannot_tell_is_no_failure(tmp_path):
 
     rate(rows, 4, Model().play, Played, unsure, path, "k", say=lambda text: None)
     assert [row["difficulty"] for row in rated(rows, path, "k")] == [0.5, 0.0, 0.0]
+
+
+def test_an_episode_whose_database_was_away_is_no_failure(tmp_path):
+    rows, path = prompts(2, p=1.0), tmp_path / "difficulty.jsonl"
+
+    def episode(row, sample):
+        return Played(row, sample, error="the database is away" if row["id"] == "r0" else "")
+
+    rate(rows, 4, Model().play, episode, lambda rows, completions: [0.0] * len(rows), path, "k", say=lambda text: None)
+    assert [row["difficulty"] for row in rated(rows, path, "k")] == [0.5, 1.0]
 
 
 def graded(**numbers):

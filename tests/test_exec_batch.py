@@ -225,3 +225,21 @@ def test_agreement_with_the_official_tool(keep_distinct, shared_data):
         (row, verdict) for row, verdict in zip(rows, verdicts, strict=True) if verdict.correct is not (row[key] == 1)
     ]
     assert not different, different[:3]
+
+
+def test_works_where_many_files_are_open(db):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1400:
+        pytest.skip(f"this machine allows {hard} open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1400), hard))
+    code = (
+        "import os, sys; held = [os.open(os.devnull, 0) for _ in range(1100)]; from envs.sqlite_exec import run_query; "
+    )
+    code += "print(run_query(sys.argv[1], 'SELECT 7').rows)"
+    try:
+        done = subprocess.run([sys.executable, "-c", code, db], capture_output=True, text=True, timeout=60)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert done.stdout == "[(7,)]\n", done.stderr

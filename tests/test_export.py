@@ -9,7 +9,8 @@ import pytest
 
 from core.artifacts import write_manifest
 from core.config import UserError, load_recipe
-from core.export import check_hub, export, licence_of, model_card
+from core.export import export, licence_of, model_card
+from core.hub import check_hub
 from tests.test_gguf import Engine, build, edit, greedy
 
 TEXT = "SELECT name FROM customer WHERE id = 12"
@@ -269,7 +270,7 @@ def test_a_push_that_cannot_work(monkeypatch):
         check_hub("not a name")
     with pytest.raises(UserError, match="no hub is reachable"):
         check_hub("me/model")
-    monkeypatch.setattr("core.export.hub_reachable", lambda: True)
+    monkeypatch.setattr("core.hub.hub_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(UserError, match="hf auth login"):
         check_hub("me/model")
