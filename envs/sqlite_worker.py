@@ -29,8 +29,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_WORKERS = max(4, (os.cpu_count() or 1) + 2)
-MOST_WORKERS = 8 * MAX_WORKERS  # while all the others sit on slow requests
-HASTE = 0.5  # seconds without a free worker that show it
+MOST_WORKERS = 8 * MAX_WORKERS  # with those that sit on slow requests
+SLOW = 0.5  # seconds after which a request is one: another worker may start beside it
 GRACE = 1.03  # the alarm rings at timeout * GRACE + 0.02 s; the proper message comes at timeout
 HEADER = struct.Struct("<I")
 MARK = struct.Struct("<q")
@@ -142,14 +142,14 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 _idle: list[Worker] = []
-_lent = 0
+_loans: list[float] = []  # since when, one for each worker that is lent
 _changed = threading.Condition()
 
 
 def _after_fork() -> None:
     """A forked child (a data loader) must not talk to its parent's workers: it starts its own."""
-    global _idle, _lent, _changed
-    _idle, _lent, _changed = [], 0, threading.Condition()
+    global _idle, _loans, _changed
+    _idle, _loans, _changed = [], [], threading.Condition()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -158,13 +158,13 @@ os.register_at_fork(after_in_child=_after_fork)
 @contextmanager
 def borrow(count: int, patience: float) -> Iterator[list[Worker]]:
     """Between one and `count` workers for this thread, none if all are busy for `patience` seconds."""
-    global _lent
+    until = time.monotonic() + patience
     with _changed:
-        if _changed.wait_for(lambda: _lent < MAX_WORKERS, min(HASTE, patience)):
-            count = min(count, MAX_WORKERS - _lent)
-        else:  # slow queries must not hold up quick ones
-            count = int(_changed.wait_for(lambda: _lent < MOST_WORKERS, max(0.0, patience - HASTE)))
-        _lent += count
+        while (room := _room()) <= 0 and time.monotonic() < until:
+            _changed.wait(min(SLOW / 5, max(0.0, until - time.monotonic())))  # nobody tells when a request becomes slow
+        count = max(0, min(count, room))
+        since = time.monotonic()
+        _loans.extend([since] * count)
         workers = [_idle.pop() if _idle else None for _ in range(count)]
     try:
         workers = [worker if worker is not None and worker.alive() else Worker() for worker in workers]
@@ -176,13 +176,21 @@ def borrow(count: int, patience: float) -> Iterator[list[Worker]]:
         raise
     finally:
         with _changed:
-            _lent -= count
+            for _ in range(count):
+                _loans.remove(since)
             alive = [worker for worker in workers if worker is not None and worker.alive()]
             room = max(0, MAX_WORKERS - len(_idle))
             _idle.extend(alive[:room])
-            _changed.notify_all()
+            _changed.notify(count)
         for worker in alive[room:]:
             worker.kill()
+
+
+def _room() -> int:
+    """How many workers may be lent now: slow queries must not hold up quick ones."""
+    now = time.monotonic()
+    slow = sum(now - since > SLOW for since in _loans)
+    return min(MAX_WORKERS + slow, MOST_WORKERS) - len(_loans)
 
 
 def stop_workers() -> None:

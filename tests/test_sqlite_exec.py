@@ -354,6 +354,13 @@ def test_a_worker_ends_with_its_parent():
     pytest.fail("the worker outlived its parent")
 
 
+def test_only_slow_queries_make_room_for_more_workers(monkeypatch):
+    most, now, slow = sqlite_worker.MAX_WORKERS, time.monotonic(), time.monotonic() - 2 * sqlite_worker.SLOW
+    for loans, room in (([now] * most, 0), ([slow] * most, most), ([slow] + [now] * (most - 1), 1), ([slow] * 8 * most, 0)):
+        monkeypatch.setattr(sqlite_worker, "_loans", loans)
+        assert sqlite_worker._room() == room
+
+
 @pytest.mark.slow
 def test_endless_queries_in_all_workers_hold_up_no_quick_one(db, monkeypatch):
     monkeypatch.setattr(sqlite_worker, "MAX_WORKERS", 2)
@@ -366,7 +373,7 @@ def test_endless_queries_in_all_workers_hold_up_no_quick_one(db, monkeypatch):
         assert [f.result().rows for f in quick] == [[(1,)]] * 4
         assert not any(f.done() for f in slow)
         assert all(isinstance(f.exception(), QueryError) and f.exception().kind == "timeout" for f in slow)
-    assert len(sqlite_worker._idle) <= sqlite_worker.MAX_WORKERS and sqlite_worker._lent == 0
+    assert len(sqlite_worker._idle) <= sqlite_worker.MAX_WORKERS and not sqlite_worker._loans
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
