@@ -5,10 +5,10 @@ Token-in/token-out: what the policy generated is never tokenised again. `render`
 written in ChatML; models that know another turn syntax (Llama 3) get the same template with their own markers.
 """
 
+import functools
 import hashlib
 import inspect
 import re
-from functools import cache
 from pathlib import Path
 
 from core.config import UserError
@@ -62,6 +62,7 @@ def agent_tokenizer(tokenizer):
     response["fields"] = dict(response["fields"])
     response["fields"]["content"] = {"close_pattern": re.escape(end) + r"\s*", "content": "text"}
     tokenizer.response_template = response
+    tokenizer.parse_response = functools.partial(_sound, tokenizer.parse_response)
     tokenizer.eos_token = end
     if tokenizer.pad_token is None or tokenizer.pad_token == end:
         tokenizer.pad_token = _pad_token(tokenizer, end)
@@ -83,7 +84,7 @@ def _pad_token(tokenizer, end: str) -> str:
     raise UserError(f"{tokenizer.name_or_path}: no padding token other than '{end}' found; set tokenizer.pad_token")
 
 
-@cache
+@functools.cache
 def _method_names(environment_class) -> tuple[str, ...]:
     functions = inspect.getmembers(environment_class, predicate=inspect.isfunction)
     return tuple(n for n, _ in functions if not n.startswith("_") and n not in ("reset", "get_reward"))
@@ -114,7 +115,7 @@ def render(tokenizer, messages: list[dict], tools: list | None) -> tuple[list[in
 
 
 def prompt_ids(tokenizer, messages: list[dict], tools: list | None) -> list[int]:
-    return tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+    return tokenizer.apply_chat_template(visible(messages), tools=tools, add_generation_prompt=True, return_dict=False)
 
 
 def tool_suffix(tokenizer, tool_messages: list[dict]) -> list[int]:
@@ -127,7 +128,10 @@ def tool_suffix(tokenizer, tool_messages: list[dict]) -> list[int]:
     whole = tokenizer.apply_chat_template(head + tool_messages, add_generation_prompt=True, return_dict=False)
     end = len(before) - before[::-1].index(tokenizer.eos_token_id)  # templates may write a newline after the end token
     if whole[:end] != before[:end]:
-        raise AssertionError("the chat template is not prefix-preserving: a result changes the turns before it")
+        raise UserError(
+            "the chat template is not prefix-preserving: a tool's result changes the turns before it, so the model would "
+            f"be trained on other tokens than it wrote. Put {TEMPLATE.name} back as it was: git checkout core/{TEMPLATE.name}"
+        )
     return whole[end:]
 
 
@@ -136,3 +140,24 @@ def parse(tokenizer, ids: list[int], prefix: list[int], tools: list | None) -> d
     from trl.chat_template_utils import parse_response
 
     return parse_response(tokenizer, ids, prefix=prefix, tools=tools)
+
+
+def _sound(parse_response, *args, **kwargs) -> dict:
+    """What TRL calls too: a call nested so deeply that nothing can read it back is malformed, as other broken JSON is."""
+    try:
+        return storable(parse_response(*args, **kwargs))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def storable(value, room: int = 50):
+    """Parsed JSON without lone surrogates ("\\ud800"), which neither files nor tokenizers take."""
+    if not room:
+        raise ValueError("nested too deeply")
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [storable(item, room - 1) for item in value]
+    if isinstance(value, dict):
+        return {storable(k, room - 1): storable(v, room - 1) for k, v in value.items()}
+    return value

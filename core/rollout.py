@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.chat import parse, prompt_ids, tool_suffix, tools_of, visible
+from core.chat import parse, prompt_ids, storable, tool_suffix, tools_of, visible
 from core.config import Agent, UserError
 from core.decode import forward, read_prompts, sample
 from core.kv_cache import without_gaps
@@ -341,10 +341,10 @@ def from_openai(message) -> dict:
     calls = []
     for call in message.tool_calls or []:
         try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except json.JSONDecodeError:
+            arguments = storable(json.loads(call.function.arguments or "{}"))
+        except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
             arguments = {"arguments": call.function.arguments}
         calls.append({"type": "function", "function": {"name": call.function.name, "arguments": arguments}})
-    return out | {"tool_calls": calls} if calls else out
+    return storable(out | {"tool_calls": calls} if calls else out)

@@ -54,6 +54,41 @@ def test_what_a_policy_gets_wrong_is_an_answer_to_it(tokenizer, math_row):
     assert episode.turns == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "calculator", "arguments": ' + "[" * 3000,
+        '{"name": "calculator", "arguments": {"expression": ' + "[" * 300 + "]" * 300 + "}}",
+        r'{"name": "\ud800", "arguments": {}}',
+        r'{"name": "calculator", "arguments": {"expression": "\ud800"}}',
+    ],
+)
+def test_a_call_that_no_file_can_hold_is_answered_and_stored(tokenizer, math_row, tmp_path, text):
+    from trl.chat_template_utils import parse_response
+
+    from core.artifacts import read_jsonl, write_jsonl
+
+    turn = f"<tool_call>\n{text}\n</tool_call><|im_end|>"
+    episode = play(tokenizer, math_row, [turn, "<answer>18</answer><|im_end|>"], Agent(max_completion_length=9000))
+    write_jsonl(tmp_path / "kept.jsonl", [{"completion": episode.completion}])
+    assert read_jsonl(tmp_path / "kept.jsonl") == [{"completion": episode.completion}]
+    assert episode.completion[0]["role"] == "assistant" and "18" not in str(episode.completion[:2])
+    ids = tokenizer(turn, add_special_tokens=False)["input_ids"]
+    assert parse_response(tokenizer, ids, prefix=episode.prompt_ids, tools=episode.tools) == episode.completion[0]
+
+
+def test_a_result_must_leave_the_turns_before_it_alone(tokenizer, math_row):
+    from core.config import UserError
+
+    template = tokenizer.chat_template
+    try:
+        tokenizer.chat_template = "{{- messages | length }}" + template
+        with pytest.raises(UserError, match="not prefix-preserving"):
+            play(tokenizer, math_row, [call("calculator", expression="1")])
+    finally:
+        tokenizer.chat_template = template
+
+
 def test_turn_limit_and_budget(tokenizer, math_row):
     again = call("calculator", expression="2*3")
     episode = play(tokenizer, math_row, [again] * 9, Agent(max_turns=2))
