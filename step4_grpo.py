@@ -41,7 +41,7 @@ def train(recipe, args):
 
     from core.artifacts import read_jsonl
     from core.ranks import check_sharded
-    from rewards import REWARDS, main_scores
+    from rewards import REWARDS, main_reward, main_scores
 
     started, folder = time.time(), recipe.run_dir / "grpo"
     unknown = set(recipe.grpo.rewards) - set(REWARDS)
@@ -66,6 +66,7 @@ def train(recipe, args):
 
     training.quiet()
     source = stage_source(recipe, args.from_stage)
+    check_start(source, folder, args.words)
     check_prepared(recipe, make)
     inputs = [file] + ([recipe.run_dir / "sft" / "manifest.json"] if args.from_stage == "sft" else [])
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # environment_factory is pinned with TRL's version
@@ -86,7 +87,8 @@ def train(recipe, args):
         "max_tool_calling_iterations": agent.max_turns,
         "reward_weights": list(recipe.grpo.rewards.values()),
     }
-    check_sharded(recipe.grpo.load_in_4bit, generates=True, use_vllm=config.get("use_vllm", False))
+    use_vllm, rows_played = config.get("use_vllm", False), recipe.grpo.accuracy_rows
+    check_sharded(recipe.grpo.load_in_4bit, generates=True, use_vllm=use_vllm, accuracy_rows=rows_played)
     arguments = training.arguments(GRPOConfig, "grpo", config)
     start = args.from_stage if args.from_stage in STAGES else str(Path(source).resolve())
     asked = training.experiment(recipe, "grpo", inputs, start=start)
@@ -108,13 +110,16 @@ def train(recipe, args):
     if recipe.grpo.resample:
         check_settings(arguments)
     if recipe.grpo.rate_difficulty:
-        scores = functools.partial(main_scores, weights=recipe.grpo.rewards)
+        weights = recipe.grpo.rewards
+        scores = functools.partial(main_scores, weights=weights)
+        judged_by = sorted({f"{main_reward(row['environment'], weights)} {judge.judge_of(row)}" for row in rows})
         rows, facts["difficulty"] = rated_prompts(
-            recipe, rows, source, arguments, lambda name: environments[name](), scores, max(map(judge.judge_of, rows))
+            recipe, rows, source, arguments, lambda name: environments[name](), scores, ", ".join(judged_by)
         )
         arguments.shuffle_dataset = False  # easy ones first
     training.trackers(folder, config["report_to"])
     model = load_model(source, recipe.grpo.load_in_4bit, train_all=recipe.grpo.lora is None)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id  # a base may list more ends than a turn has
     trainer = GroupTrainer(
         model=model,
         args=arguments,
@@ -128,6 +133,7 @@ def train(recipe, args):
         peft_config=lora_config(recipe.grpo.lora, model),
     )
     trainer.resample, trainer.tool_deadline = recipe.grpo.resample, 2 * agent.timeout
+    trainer.main_reward = functools.partial(main_reward, weights=recipe.grpo.rewards)
     ids, _ = render(tokenizer, worked[0]["messages"], tools[worked[0]["environment"]])  # a real row
     samples = Samples(folder, agent, judge)
     trainer.observers = (episode_figures, samples)
@@ -147,6 +153,19 @@ def train(recipe, args):
           f"environments {', '.join(names)}, rewards {recipe.grpo.rewards}; rollouts by {sentence}")  # fmt: skip
     training.train(trainer, folder)
     training.finish(recipe, folder, trainer, tokenizer, source, inputs, started, ids, **facts)
+
+
+def check_start(source: str, folder: Path, words: str) -> None:
+    """GRPO begins with whole weights, and not with those in the folder that it may set aside."""
+    from core.models import adapter_base
+
+    found = "holds an adapter" if adapter_base(source) else "is in the folder that this step writes to"
+    if adapter_base(source) or Path(source).resolve().is_relative_to(folder.resolve()):
+        stage = Path(source).parent.name + "/" + Path(source).name if adapter_base(source) else "grpo"
+        raise UserError(
+            f"--from_stage: {source} {found}. Make whole weights of it beside the run first: python step6_export.py "
+            f"{words} --export.stage {stage} --formats hf --output exports/start, then --from_stage exports/start/hf"
+        )
 
 
 def dry_run(recipe, args):

@@ -203,17 +203,18 @@ class SamplerCheck:
 
     def __call__(self, trainer, inputs: list[dict], batch: dict) -> None:
         step, first = trainer.state.global_step, self.next is None
-        if not first and step < self.next:
+        wrote = (batch["completion_mask"] * batch.get("tool_mask", 1))[:EPISODES].bool()
+        if (not first and step < self.next) or not wrote.any():  # nothing that is trained: looked at in the next step
             return
         self.next = step + (1 if first else EVERY)
-        sampled, dtype = batch.get("sampling_per_token_logps"), str(trainer.model.dtype).removeprefix("torch.")
+        whole = str(trainer.model.dtype) == "torch.float32" and not trainer.args.bf16  # autocast computes in bf16
+        sampled, dtype = batch.get("sampling_per_token_logps"), "float32" if whole else "bfloat16"
         if sampled is None:
             if first:
                 self.say(
                     "WARNING: this sampler gives no log-probabilities: nothing shows that rollouts follow the adapter"
                 )
             return
-        wrote = (batch["completion_mask"] * batch.get("tool_mask", 1))[:EPISODES].bool()
         on, off = _trainer_logps(trainer, batch)
         found = compare_sampler(sampled[:EPISODES][wrote], on[wrote], None if off is None else off[wrote], dtype, step)
         trainer._metrics["train"]["sampler_gap"].append(found["gap"])

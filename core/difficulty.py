@@ -145,7 +145,7 @@ def easy_to_hard(rows: list[dict], prompts: int) -> list[dict]:
 
 
 def rating_key(recipe: Recipe, source: str, temperature: float, judged_by: str = "") -> str:
-    """What a pass rate depends on beside the row: the weights, how an episode runs, how often and how hot it is sampled."""
+    """What a pass rate depends on beside the row: weights, how an episode runs and is judged, how often and hot it is sampled."""
     weights = [file_hash(f) for f in sorted(Path(source).glob("*.safetensors"))] or [source]
     return _hash(weights, asdict(recipe.agent), recipe.grpo.rate_difficulty, temperature, recipe.seed, judged_by)
 
@@ -171,7 +171,7 @@ def _records(path: Path) -> dict[str, dict]:
         with open(path, "a", encoding="utf-8") as f:
             f.write("\n")
     records = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             record = json.loads(line)
             records[record["key"]] = record

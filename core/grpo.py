@@ -5,17 +5,23 @@ from accelerate.utils import gather_object
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
+from core.config import UserError
 from core.health import Observed
 from core.ranks import Lockstep
 from core.resample import Resampling
 from core.tools import ConcurrentTools
 from core.tree import attend_in_tree, pack, packs_exactly, score_labelled_positions_only
 
+PATIENCE = 3  # batches of which nothing could be judged
+
 
 class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer):
+    main_reward = None  # environment -> name of the reward without which nobody knows whether an episode is right
+
     def __init__(self, *args, **kwargs):
         score_labelled_positions_only()
         super().__init__(*args, **kwargs)
+        self._unjudged = 0  # batches in a row
         base = self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
         self.as_tree = packs_exactly(base.config)
         self.leaves_out = loss_is_a_sum_over_tokens(self.args) and not self.aux_loss_enabled
@@ -31,17 +37,27 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
             if forget := getattr(self.model.generate, "forget", None):  # core/decode.py: training needs the memory
                 forget()
 
-    def _calculate_rewards(self, *args):
-        """An episode that lacks a reward which others of its group have could not be judged: then it is left out.
+    def _calculate_rewards(self, inputs, *args):
+        """Rewards, all NaN for an episode that could not be judged, which leaves it out: no failure counts as wrong.
 
         TRL leaves out only what no reward function could judge; a single None would count as 0 in the sum.
         """
-        rewards = super()._calculate_rewards(*args)
+        rewards = super()._calculate_rewards(inputs, *args)
         missing = rewards.isnan().view(-1, self.num_generations, rewards.shape[1])
-        rewards[(missing & ~missing.all(1, keepdim=True)).any(-1).flatten()] = torch.nan
-        if self.environments:  # nor could one whose database was not there while it was played
-            trouble = gather_object([bool(getattr(env, "trouble", "")) for env in self.environments])
-            rewards[torch.tensor(trouble, device=rewards.device)] = torch.nan
+        undecided = (missing & ~missing.all(1, keepdim=True)).any(-1).flatten()  # others of its group have that reward
+        main = [self.main_reward(row["environment"]) if self.main_reward else "" for row in inputs]
+        places = [self.reward_func_names.index(name) if name in self.reward_func_names else -1 for name in main]
+        troubled = [bool(getattr(env, "trouble", "")) for env in self.environments or inputs]  # its database was away
+        for n, (place, trouble) in enumerate(gather_object(list(zip(places, troubled, strict=True)))):
+            undecided[n] |= trouble or (place >= 0 and rewards[n, place].isnan())
+        rewards[undecided] = torch.nan
+        self._unjudged = self._unjudged + 1 if undecided.all() else 0
+        if self._unjudged == PATIENCE:
+            raise UserError(
+                f"no episode of the last {PATIENCE} batches could be judged: {', '.join(sorted(set(main)))} gave no verdict. "
+                "See whether the databases and the judge (JUDGE_BASE_URL) are there; the same command goes on from the "
+                "last checkpoint"
+            )
         return rewards
 
     def _compute_loss(self, model, inputs):
@@ -80,7 +96,7 @@ class GroupTrainer(Lockstep, ConcurrentTools, Resampling, Observed, GRPOTrainer)
         lengths = written.sum(1).tolist()
         tree = pack(rows, [len(row) - n - 1 for row, n in zip(rows, lengths, strict=True)])
         places = [i for path, n in zip(tree.paths, lengths, strict=True) for i in path[len(path) - n :]]
-        places = torch.tensor(places, device=input_ids.device)
+        places = torch.tensor(places, dtype=torch.long, device=input_ids.device)  # none where all is masked
         inputs = tree.tensors(input_ids.device)
         labels = torch.full_like(inputs["input_ids"], -100)
         labels[0, places] = inputs["input_ids"][0, places]

@@ -241,7 +241,9 @@ class Samples:
 
     def add(self, step: int, records: list[dict]) -> None:
         kept = read_jsonl(self.path) if self.path.exists() else []
-        kept = [r for r in kept if r["step"] < step] + [{"step": step} | r for r in records]
+        again = {r["id"] for r in records}  # after a resume; held-out questions of the same step are others
+        kept = [r for r in kept if r["step"] < step or (r["step"] == step and r["id"] not in again)]
+        kept += [{"step": step} | r for r in records]
         stride = self.every
         while len(kept) > self.most and stride <= step:
             stride *= 2

@@ -54,7 +54,9 @@ class Resampling:
             if not share:
                 break
             mine = rows[rank * share : (rank + 1) * share]
-            extra, tokens = self._generate_apart([row for row in mine for _ in range(size)])
+            extra, tokens = self._generate_apart(
+                [dict(row) for row in mine for _ in range(size)]
+            )  # TRL writes into them
             extra_tokens += tokens
             found = self._spread().view(len(flat), -1)
             for process in range(len(flat)):

@@ -139,6 +139,10 @@ class _Desk:
     def reset(self, **row) -> None:
         self.row = row
 
+    @property
+    def trouble(self) -> str:
+        return getattr(self.env, "trouble", "")
+
 
 def _rollout(agent, prompts: list, trainer) -> dict:
     """Play a batch turn by turn with the trainer's own engine."""

@@ -80,14 +80,16 @@ def score_batch(
     return out
 
 
+def main_reward(environment: str, weights: dict[str, float]) -> str:
+    """The heaviest of `weights` in an environment, of equal ones the first: what training takes for right."""
+    known = {function.__name__ for function in BY_ENVIRONMENT[environment]}
+    return max((name for name in weights if name in known), key=weights.get, default=PRIMARY[environment])
+
+
 def main_scores(rows: list[dict], completions: list[list[dict]], weights: dict[str, float]) -> list[float | None]:
-    """The heaviest of `weights` in each row's environment, of equal ones the first: what training takes for right."""
-    main = dict(PRIMARY)
-    for environment, functions in BY_ENVIRONMENT.items():
-        if named := [name for name in weights if name in {f.__name__ for f in functions}]:
-            main[environment] = max(named, key=weights.get)
-    scores = score_batch(rows, completions, only=set(main.values()))
-    return [score[main[row["environment"]]] for row, score in zip(rows, scores, strict=True)]
+    main = [main_reward(row["environment"], weights) for row in rows]
+    scores = score_batch(rows, completions, only=set(main))
+    return [score[name] for score, name in zip(scores, main, strict=True)]
 
 
 def total(scores: dict[str, float | None], environment: str) -> float:

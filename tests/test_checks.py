@@ -71,6 +71,17 @@ def test_a_template_that_would_train_another_format(tokenizer, tools, worked_row
 
 
 @pytest.mark.slow
+def test_checks_are_left_out_loudly_and_only_when_asked(tokenizer, tools, worked_rows, monkeypatch, capsys):
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template.replace("message.content or ''", "'no'"))
+    arguments = tokenizer, worked_rows, tools, rewards, WEIGHTS, every_cheat
+    with pytest.raises(UserError, match="the parser reads"):
+        checks.before_training(*arguments, skip=False)
+    assert capsys.readouterr().out == ""
+    checks.before_training(*arguments, skip=True)
+    assert "WARNING: --skip_checks" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_rewards_of_gold_and_cheats(worked_rows):
     checks.check_rewards(worked_rows, rewards, WEIGHTS, every_cheat)
     with pytest.raises(UserError, match="cheats earn as much as gold"):  # the weights pay form only
@@ -152,7 +163,9 @@ def grpo(tiny, tmp_path_factory):
     trainer = GroupTrainer(
         model=model,
         args=GRPOConfig(output_dir=home, use_cpu=True, bf16=False, report_to="none", **sizes),
-        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": f"{i} + 2?"}]} for i in range(8)]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": [{"role": "user", "content": f"{i} + 2?"}], "environment": "medical"} for i in range(8)]
+        ),
         processing_class=tokenizer,
         reward_funcs=[lambda completions, **_: [float(len(c[0]["content"]) % 3) for c in completions]],
         peft_config=lora_config(Lora(r=4, alpha=8), model),
@@ -196,6 +209,15 @@ def test_rollouts_follow_the_adapter_or_the_run_ends(grpo):
             generate(grpo)
     finally:
         grpo.model.generate = sound
+
+
+@pytest.mark.slow
+def test_the_sampler_is_looked_at_as_soon_as_something_trained_was_written(grpo, monkeypatch):
+    check = checks.SamplerCheck()
+    check(grpo, [], {"completion_mask": torch.zeros(8, 12), "sampling_per_token_logps": torch.zeros(8, 12)})
+    assert check.next is None
+    monkeypatch.setattr(grpo.args, "bf16", True)  # weights in float32, autocast in bfloat16
+    assert "limit 0.1 in bfloat16" in generate(grpo)[0]
 
 
 @pytest.mark.slow

@@ -161,3 +161,11 @@ def test_the_key_follows_the_weights_and_the_agent(tmp_path):
     recipe.agent.max_turns -= 1
     (tmp_path / "model.safetensors").write_bytes(b"weights!")
     assert rating_key(recipe, str(tmp_path), 1.0) != key
+
+
+def test_what_counts_as_right_is_the_heaviest_reward():
+    from rewards import main_reward
+
+    assert main_reward("sql", {"executes": 0.1, "exec_match_strict": 1.0, "math_accuracy": 2.0}) == "exec_match_strict"
+    assert main_reward("medical", {"medical_judge": 1.0, "medical_rule": 1.0}) == "medical_judge"
+    assert main_reward("calculator", {"exec_match": 1.0}) == "math_accuracy"

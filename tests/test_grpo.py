@@ -5,6 +5,8 @@ import torch
 
 from tests.tiny_model import build_tiny_model
 
+ROW = {"environment": "medical"}
+
 
 @pytest.fixture(scope="module")
 def trainer(tmp_path_factory):
@@ -20,7 +22,7 @@ def trainer(tmp_path_factory):
     return GroupTrainer(
         model=load_model(source),
         args=GRPOConfig(output_dir=str(home), use_cpu=True, bf16=False, report_to="none", **sizes),
-        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Two plus two?"}]}] * 8),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Two plus two?"}]} | ROW] * 8),
         processing_class=load_tokenizer(source),
         reward_funcs=[lambda completions, **_: [float(len(c[0]["content"]) % 3) for c in completions]],
     )
@@ -63,11 +65,62 @@ def test_an_episode_that_could_not_be_judged_is_left_out(trainer, monkeypatch):
     none = float("nan")
     known = [[1.0, 1.0], [none, 1.0], [0.0, 1.0], [1.0, 0.0], [none, 1.0], [none, 0.0], [none, 1.0], [none, 1.0]]
     monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self, *args: torch.tensor(known))
-    found = trainer._calculate_rewards()
+    found = trainer._calculate_rewards([ROW] * 8)
     assert found[1].isnan().all()
     others = torch.tensor(known)[[0, 2, 3]]
     assert torch.equal(found[[0, 2, 3]], others)
     assert torch.equal(found[4:, 1], torch.tensor(known)[4:, 1])  # a reward that applies to nobody in the group
+
+
+def test_no_shaping_is_trained_on_while_the_judge_or_the_database_is_away(trainer, monkeypatch):
+    from types import SimpleNamespace
+
+    from trl import GRPOTrainer
+
+    from core.config import UserError
+
+    none = float("nan")
+    known = [[1.0, 0.1], [0.0, 0.1], [0.0, 0.0], [1.0, 0.1], [none, 0.1], [none, 0.0], [none, 0.1], [none, 0.1]]
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self, *args: torch.tensor(known))
+    monkeypatch.setattr(trainer, "reward_func_names", ["medical_judge", "medical_rule"])
+    monkeypatch.setattr(trainer, "main_reward", {"medical": "medical_judge"}.get)
+    monkeypatch.setattr(trainer, "environments", [SimpleNamespace(trouble="away" if i == 2 else "") for i in range(8)])
+    found = trainer._calculate_rewards([ROW] * 8)
+    assert found.isnan().all(1).tolist() == [False, False, True, False, True, True, True, True]
+    known[:4] = known[4:]
+    for _ in range(2):
+        assert trainer._calculate_rewards([ROW] * 8).isnan().all()
+    with pytest.raises(UserError, match="medical_judge gave no verdict"):
+        trainer._calculate_rewards([ROW] * 8)
+
+
+def test_nothing_to_score(trainer):
+    """As with mask_truncated_completions, where every episode of a micro-batch was cut."""
+    ids, attention_mask, _ = batch(trainer)
+    attention_mask[:, 12:] = 0
+    logps, entropies, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, ids, attention_mask, 10, compute_entropy=True
+    )
+    assert logps.shape == entropies.shape == (8, 10) and not logps.any()
+
+
+def test_where_grpo_may_start(tmp_path):
+    from core.config import UserError
+    from step4_grpo import check_start
+
+    run = tmp_path / "run"
+    for name, file in (
+        ("sft/merged", "config.json"),
+        ("grpo/merged", "config.json"),
+        ("sft/checkpoint-7", "adapter_config.json"),
+    ):
+        (run / name).mkdir(parents=True)
+        (run / name / file).write_text('{"base_model_name_or_path": "%s"}' % (run / "sft" / "merged"))
+    check_start(str(run / "sft" / "merged"), run / "grpo", "--config R")
+    with pytest.raises(UserError, match="this step writes to.*--export.stage grpo "):
+        check_start(str(run / "grpo" / "merged"), run / "grpo", "--config R")
+    with pytest.raises(UserError, match="holds an adapter.*--export.stage sft/checkpoint-7 "):
+        check_start(str(run / "sft" / "checkpoint-7"), run / "grpo", "--config R")
 
 
 @pytest.mark.parametrize("advantages", [[0.5, -0.5, 0, 0, 0, 0, 0.25, 0], [0.0] * 8])
@@ -97,6 +150,49 @@ def test_what_else_is_in_the_loss_keeps_every_episode(trainer):
     assert trainer.leaves_out and loss_is_a_sum_over_tokens(trainer.args)
     for change in ({"beta": 0.1}, {"entropy_coef": 0.1}, {"top_entropy_quantile": 0.5}, {"loss_type": "grpo"}):
         assert not loss_is_a_sum_over_tokens(SimpleNamespace(**vars(trainer.args) | change))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting",
+    [{"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")]
+    + [
+        {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+        {"beta": 0.1},
+        {"mask_truncated_completions": True},
+    ],
+    ids=lambda setting: "-".join(f"{k}={v}" for k, v in setting.items()),
+)
+def test_losses_of_trl_train_an_adapter(tmp_path, trainer, setting):
+    """KL too, and without a second model: the reference is the same model with its adapter off."""
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    from core.config import Lora
+    from core.grpo import GroupTrainer
+    from core.models import load_model, lora_config
+
+    source, sizes = trainer.model.name_or_path, {"per_device_train_batch_size": 8, "num_generations": 4}
+    model = load_model(source)
+    ours = GroupTrainer(
+        model=model,
+        args=GRPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", save_strategy="no",
+                        max_completion_length=16, max_steps=2, learning_rate=1e-3, logging_steps=1, **sizes | setting),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Two plus two?"}]} | ROW] * 8),
+        processing_class=trainer.processing_class,
+        reward_funcs=[lambda completion_ids, **_: [float(ids[0] % 3) for ids in completion_ids]],
+        peft_config=lora_config(Lora(r=4, alpha=8), model),
+    )  # fmt: skip
+    before = {name: p.clone() for name, p in ours.model.named_parameters() if "lora_B" in name}
+    ours.train()
+    moved = any(bool((p != before[name]).any()) for name, p in ours.model.named_parameters() if name in before)
+    assert moved is not setting.get(
+        "mask_truncated_completions", False
+    )  # 16 tokens end no turn: all of them are masked
+    logs = [log for log in ours.state.log_history if "loss" in log]
+    assert all(log["loss"] == log["loss"] for log in logs) and ours.ref_model is None
+    if "beta" in setting:
+        assert logs[0]["kl"] == 0 < logs[1]["kl"]
 
 
 def test_a_step_trains(trainer):

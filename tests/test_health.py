@@ -117,6 +117,10 @@ def test_samples_stay_bounded_and_span_the_run(tmp_path):
     assert len(kept) <= 40 and kept == sorted(kept) and max(kept) == 990 and len(set(kept)) > 2 and min(kept) == 0
     samples.add(500, [{"id": "again"}])  # a run resumed from step 500 repeats what came after
     assert max(json.loads(line)["step"] for line in samples.path.read_text().splitlines()) == 500
+    samples.add(500, [{"id": "held out"}])  # both come at a step whose checkpoint is saved
+    samples.add(500, [{"id": "again"}])
+    last = [json.loads(line) for line in samples.path.read_text().splitlines()][-2:]
+    assert last == [{"step": 500, "id": "held out"}, {"step": 500, "id": "again"}]
     samples.add(510, [{"id": str(i)} for i in range(100)])
     assert len(samples.path.read_text().splitlines()) == 40
 

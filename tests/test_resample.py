@@ -88,6 +88,14 @@ def test_flat_groups_give_way_to_groups_with_spread(make_trainer):
     assert (padding == trainer.processing_class.pad_token_id).all()
 
 
+def test_every_episode_of_an_extra_group_has_a_row_of_its_own(make_trainer, monkeypatch):
+    trainer, rows = make_trainer(["flat-1", "flat-2", "flat-3", "flat-4", "mixed-5", "mixed-6"], 1), []
+    apart = trainer._generate_apart
+    monkeypatch.setattr(trainer, "_generate_apart", lambda inputs: (rows.extend(inputs), apart(inputs))[1])
+    generate(trainer)
+    assert len({id(row) for row in rows}) == len(rows) == 8  # TRL writes what a rollout_func returns into them
+
+
 def test_a_row_moves_with_all_it_has(make_trainer):
     """Log-probabilities that TRL computed before the move are those of the sequences after it, padding and all."""
     import torch

@@ -1,6 +1,7 @@
 """The workflow agent: its turns, prompts and limits, what counts as its answer, and which of its tokens are trained."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -193,6 +194,15 @@ def tiny(tmp_path_factory):
 @pytest.fixture
 def flow_row(sql_row):
     return sql_row | {"prompt": workflow.first_prompt(sql_row["prompt"])}
+
+
+def test_a_database_that_is_away_is_told_to_the_trainer(sql_row):
+    env = env_for(sql_row)
+    desk = workflow.trl_arguments(Agent(), [], {"sql": lambda: env})["environment_factory"]["sql"]()
+    desk.reset(**sql_row)
+    assert desk.trouble == ""
+    Path(f"{sql_row['db_path']}-wal").write_text("changes")
+    assert "not available" in env.execute_sql(RIGHT) and "-wal is not empty" in desk.trouble
 
 
 @pytest.mark.slow
