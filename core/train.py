@@ -116,10 +116,11 @@ def last_checkpoint(folder: Path, say=print) -> str | None:
     numbered = [p for p in folder.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdecimal()]
     found = sorted(numbered, key=lambda p: int(p.name.split("-")[1]), reverse=True)
     for checkpoint in found:
-        if (checkpoint / "rng_state.pth").exists() != (world() == 1) and list(checkpoint.glob("rng_state*.pth")):
+        processes = len(list(checkpoint.glob("rng_state*.pth")))  # one file for each
+        if processes not in (0, world()) and not any(len(list(c.glob("rng_state*.pth"))) == world() for c in found):
             raise UserError(
-                f"{checkpoint} was written by {'one process' if world() > 1 else 'several processes'}, this run has "
-                f"{world()}: go on with the same number, or make the stage again with --restart"
+                f"{checkpoint} was written by {processes} process{'es' if processes > 1 else ''}, this run has {world()}: "
+                f"go on with the same number. If the run died while writing it: rm -r {checkpoint}"
             )
         if _is_whole(checkpoint):
             say(f"resuming from {checkpoint}")
@@ -135,12 +136,12 @@ def _is_whole(checkpoint: Path) -> bool:
     from safetensors import safe_open
 
     weights = list(checkpoint.glob("*.safetensors"))
-    state = sorted(p.name for p in checkpoint.glob("rng_state*.pth"))  # one for each process
+    state = ["rng_state.pth"] if world() == 1 else [f"rng_state_{n}.pth" for n in range(world())]
     if (checkpoint / "latest").exists():  # DeepSpeed writes it after the shards of all processes
-        return len(state) == world() and (checkpoint / "trainer_state.json").exists()
+        return all((checkpoint / name).exists() for name in (*state, "trainer_state.json"))
     optimizer = "optimizer.bin" if (checkpoint / "optimizer.bin").exists() else "optimizer.pt"  # the former by FSDP
     names = ("trainer_state.json", optimizer, "scheduler.pt", *state)
-    if not weights or len(state) != world() or not all((checkpoint / n).exists() for n in names):
+    if not weights or not all((checkpoint / n).exists() for n in names):
         return False
     try:
         json.loads((checkpoint / "trainer_state.json").read_text())

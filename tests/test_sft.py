@@ -163,6 +163,21 @@ def test_the_most_accurate_checkpoint_is_kept_and_loaded(tiny, tokenizer, tmp_pa
         assert best_figures(again, said.append)["best_step"] == 2
 
 
+def test_checkpoints_of_another_number_of_processes_stay(tmp_path, monkeypatch):
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        for process in range(2):
+            (tmp_path / f"checkpoint-{step}" / f"rng_state_{process}.pth").touch()
+    for processes in (1, 3):
+        monkeypatch.setattr(training, "world", lambda n=processes: n)
+        with pytest.raises(UserError, match=f"written by 2 processes, this run has {processes}"):
+            training.last_checkpoint.__wrapped__(tmp_path)
+    (tmp_path / "checkpoint-4" / "rng_state_1.pth").unlink()  # killed while writing, and so not whole
+    monkeypatch.setattr(training, "world", lambda: 2)
+    training.last_checkpoint.__wrapped__(tmp_path, say=lambda _: None)
+    assert not (tmp_path / "checkpoint-4").exists()
+
+
 def test_held_out_rows_are_played_with_the_weights_of_now(tiny, tokenizer, tmp_path, worked_rows):
     """The real loop: a model overfitted on two rows answers them, through the environment."""
     import rewards
