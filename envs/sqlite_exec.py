@@ -206,7 +206,7 @@ def open_database(db_path: str, stat: tuple | None = None) -> Database:
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
         for pragma in (f"hard_heap_limit={HEAP_BYTES}", "temp_store=MEMORY", "query_only=ON", "cell_size_check=ON"):
             connection.execute(f"PRAGMA {pragma}")
-        names = connection.execute("SELECT lower(name) FROM sqlite_master WHERE type = 'table'").fetchall()
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
     except sqlite3.Error as error:
         raise QueryError(f"cannot open the database {db_path}: {error}", "infrastructure") from None
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -215,7 +215,8 @@ def open_database(db_path: str, stat: tuple | None = None) -> Database:
     connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 5_000)
     connection.set_progress_handler(guard.progress, STEPS_PER_CALL)
     connection.set_authorizer(guard.authorize)
-    database = Database(stat, connection, guard, frozenset(name for (name,) in names))
+    tables = frozenset(name.lower() for (name,) in names)  # SQLite's lower() knows ASCII only
+    database = Database(stat, connection, guard, tables)
     _open[db_path] = database
     if len(_open) > MAX_OPEN:
         _open.popitem(last=False)[1].connection.close()

@@ -60,6 +60,13 @@ def test_rows_columns_and_types(db):
     assert run_query(db, "SELECT * FROM adults").tables == {"person"}
 
 
+def test_tables_are_known_whatever_their_letters(tmp_path):
+    path = tmp_path / "names.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute('CREATE TABLE "Übung" (n INT)')
+    assert run_query(str(path), 'SELECT count(n) FROM "Übung"').tables == {"übung"}
+
+
 def test_rows_are_cut_and_said(db):
     assert run_query(db, "SELECT * FROM person", max_rows=3).truncated is False
     cut = run_query(db, "SELECT id FROM person ORDER BY id", max_rows=2)
