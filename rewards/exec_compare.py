@@ -136,6 +136,12 @@ def canonical(value: object) -> object:
     return float(f"{value:.12g}")
 
 
+def as_written(rows: Rows) -> Rows:
+    """Numbers as the text that SQLite makes of them; 27.0 as 27, because an answer in words does not say which it is."""
+    text = {int: str, float: "{:.15g}".format}
+    return [tuple(text[type(v)](v) if type(v) in text else v for v in row) for row in rows]
+
+
 def _has_float(rows: Rows) -> bool:
     return any(float in map(type, row) for row in rows)
 

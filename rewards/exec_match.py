@@ -11,6 +11,9 @@ printed is JSON: pairs, correct, undecided, seconds, pairs_per_s.
 Modes: "official" gives the verdicts of the Spider test-suite evaluator, "strict" is the judge to trust (rewards/exec_compare.py says
 how values, rows and columns compare). correct is None, undecided, when gold fails or the infrastructure does: a reward must
 then be None, never 0. One quirk follows the official tool only with keep_distinct: an empty prediction counts as an empty result.
+Gold that reads no table is an answer without its query (tasks/own_db.py), of which the official tool knows nothing: DISTINCT is kept,
+and a number equals the text that SQLite writes for it, because nobody knows the type of the column. Only a prediction that reads a
+table gains by that.
 
 How it is fast: queries run in worker processes with open connections (envs/sqlite_exec.py), gold runs once per database content and
 worker, a prediction is stopped at one row more than gold has, a verdict known for (database content, gold, prediction) is not
@@ -113,7 +116,7 @@ def _copies(db_paths: list[str], k: int) -> dict[str, list[Path]]:
     for path in sorted(set(db_paths)) if k else ():
         try:
             copies[path] = make_neighbours(path, k)
-        except (QueryError, OSError, sqlite3.Error):
+        except (QueryError, OSError, OverflowError, sqlite3.Error):
             copies[path] = []
     return copies
 

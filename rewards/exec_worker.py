@@ -12,6 +12,7 @@ from typing import Any
 from envs.sqlite_exec import Limits, QueryError, Result, execute
 from envs.sqlite_worker import alarm, emit, mark
 from rewards.exec_compare import (
+    as_written,
     canonical_text,
     normalise,
     official_text,
@@ -92,7 +93,7 @@ def _verdict(job: Job, gold: Gold, pred: str, timeout: float, quick: bool) -> tu
     if not pred.strip():
         as_official = official and job.keep_distinct and not answer.rows  # that tool runs it and gets no rows
         return as_official, "empty prediction" + ", empty gold" * as_official, answer.steady
-    text = official_text(pred, job.keep_distinct) if official else normalise(pred)
+    text = official_text(pred, job.keep_distinct or not answer.tables) if official else normalise(pred)
     # strictly, gold that reads no table is an answer without its query: a prediction must find it, not repeat it
     if answer.steady and not job.twin and canonical_text(text) == gold.text and (official or answer.tables):
         return True, "same query", True
@@ -116,7 +117,10 @@ def _verdict(job: Job, gold: Gold, pred: str, timeout: float, quick: bool) -> tu
         return False, f"reads {_names(result.tables)}, gold reads {_names(answer.tables)}", steady
     if gold.blob == packed(result.rows):
         return True, "same result", steady
-    same = (same_official if official else same_strict)(answer.rows, result.rows, gold.ordered)
+    rows, found = answer.rows, result.rows
+    if result.tables and not answer.tables:  # an answer without its query, which cannot say its columns' types
+        rows, found = as_written(rows), as_written(found)
+    same = (same_official if official else same_strict)(rows, found, gold.ordered)
     if same is None:
         return None, "the results are too alike to be compared in bounded time", steady
     return same, "same result" if same else "different values" + " or order" * gold.ordered, steady

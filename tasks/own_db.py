@@ -5,8 +5,8 @@
 `--own_db`     a SQLite or DuckDB file, a folder of .csv and .parquet files, or a postgresql:// URL (read-only); a SQLite
                snapshot of it is what the agent works on
 `--questions`  .csv or .jsonl with `question` and one of: `sql` (gold query, run and checked here), `answer` (the value, or
-               JSON: a list of values or of rows). With answers only there is nothing to imitate, so such questions serve
-               GRPO and evaluation, not SFT
+               JSON: a list of values or of rows; whether the column holds numbers or text does not matter). With answers
+               only there is nothing to imitate, so such questions serve GRPO and evaluation, not SFT
 `--synthesise` so many template questions over the schema, executed and filtered, marked synthetic, for training only
                (unless there are no questions of your own: then they are evaluated as well, and the recipe says so)
 
@@ -25,10 +25,12 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import sqlglot
 import yaml
 
+from core.artifacts import atomic_file, write_jsonl
 from envs.sqlite_exec import QueryError, run_query
 from tasks import own_split, own_synth
 from tasks.base import Rejected, Task, locate
@@ -42,8 +44,10 @@ from tasks.spider import trajectory as sql_trajectory
 
 HINT = "Make it with: python -m tasks own_db --own_db FILE --questions FILE"
 BASE = "recipes/spider-qwen2.5-coder-0.5b-24gb.yaml"
+FILES = ("database.sqlite", "keys.json", "train.jsonl", "eval.jsonl", "rejected.jsonl")
 NAMES = {"question": ("question",), "sql": ("sql", "query", "gold"), "answer": ("answer",)}
 ENOUGH = 10  # questions below which a split means nothing
+SHOWN = 20  # rejected questions named in an error
 TAUGHT = 5  # questions with SQL below which there is nothing to hold out for SFT
 
 
@@ -61,13 +65,31 @@ def create(
     """(the recipe written, counts): snapshot, check, split, synthesise, write. Everything is checked before it is written."""
     if not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(f"--name {name!r}: letters, digits, '-', '_' and '.' only; it becomes the name of a folder")
-    folder = Path(root) / name
-    folder.mkdir(parents=True, exist_ok=True)
-    database = folder / "database.sqlite"
+    folder, path = Path(root) / name, Path(recipe or f"recipes/own-{name}.yaml")
     items = read_questions(Path(questions)) if questions else []  # before the snapshot: it may take long
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{name}.") as fresh:
+        train, evaluation, counts = _fill(Path(fresh), source, items, synthesise, eval_share, seed)
+        text = recipe_text(name, folder, train, evaluation, Path(base), seed)
+        folder.mkdir(exist_ok=True)
+        for file in FILES:
+            os.replace(Path(fresh) / file, folder / file)
+    if path.exists() and path.read_text(encoding="utf-8") != text:  # perhaps edited by hand
+        os.replace(path, before := path.with_suffix(".yaml.before"))
+        counts["kept"] = f"{before}, the recipe as it was"
+    with atomic_file(path) as file:
+        file.write(text)
+    return path, counts
+
+
+def _fill(
+    folder: Path, source: str, items: list[dict], synthesise: int, eval_share: float, seed: int
+) -> tuple[list[dict], list[dict], dict]:
+    """(train, eval, counts): the FILES of a task, in an empty folder."""
+    database = folder / "database.sqlite"
     dialect = snapshot(source, database)
     keys = infer_keys(database)
-    write_text(folder / "keys.json", json.dumps(keys))
+    (folder / "keys.json").write_text(json.dumps(keys), encoding="utf-8")
     rows, rejected = [], []
     asked: set[str] = set()
     for item in items:
@@ -79,9 +101,8 @@ def create(
             rows.append(row)
         except Rejected as reason:
             rejected.append({"id": reason.id, "reason": reason.reason, "row": item})
-    write_jsonl(folder / "rejected.jsonl", rejected)
     if items and len(rows) < ENOUGH and not synthesise:
-        raise ValueError(_too_few(rows, rejected, folder))
+        raise ValueError(_too_few(rows, rejected))
     made = own_synth.propose(
         database, synthesise, seed, Notes(keys=tuple(map(tuple, keys))), {r["question"] for r in rows}
     )
@@ -94,21 +115,14 @@ def create(
     else:
         raise ValueError("no questions: pass --questions FILE, or --synthesise N to make some from the schema")
     if not train:
-        raise ValueError(_too_few(rows, rejected, folder))
+        raise ValueError(_too_few(rows, rejected))
     if (taught := sum(not row["answer_only"] for row in train)) < TAUGHT:
         raise ValueError(
             f"{taught} training questions come with SQL, and SFT needs {TAUGHT} to show the tool: add the SQL of some, or "
             "pass --synthesise 200"
         )
-    write_jsonl(folder / "train.jsonl", train)
-    write_jsonl(folder / "eval.jsonl", evaluation)
-    path = Path(recipe or f"recipes/own-{name}.yaml")
-    text = recipe_text(name, folder, train, evaluation, Path(base), seed)
-    kept = {}
-    if path.exists() and path.read_text(encoding="utf-8") != text:  # perhaps edited by hand
-        os.replace(path, before := path.with_suffix(".yaml.before"))
-        kept = {"kept": f"{before}, the recipe as it was"}
-    write_text(path, text)
+    for file, lines in (("train", train), ("eval", evaluation), ("rejected", rejected)):
+        write_jsonl(folder / f"{file}.jsonl", lines)
     counts = {
         "questions": len(items),
         "usable": len(rows),
@@ -119,7 +133,7 @@ def create(
         "eval": len(evaluation),
         "inferred_keys": len(keys),
     }
-    return path, counts | kept
+    return train, evaluation, counts
 
 
 def _apart(made: list[dict], evaluation: list[dict]) -> list[dict]:
@@ -129,11 +143,12 @@ def _apart(made: list[dict], evaluation: list[dict]) -> list[dict]:
     return [row for i, row in enumerate(made, len(evaluation)) if i not in near]
 
 
-def _too_few(rows: list[dict], rejected: list[dict], folder: Path) -> str:
-    reasons = "".join(f"\n  {r['id']}: {r['reason']}" for r in rejected[:5])
+def _too_few(rows: list[dict], rejected: list[dict]) -> str:
+    reasons = "".join(f"\n  {r['id']}: {r['reason']}" for r in rejected[:SHOWN])
+    more = f"\n  and {len(rejected) - SHOWN} more" if len(rejected) > SHOWN else ""
     return (
-        f"{len(rows)} usable questions ({len(rejected)} rejected, see {folder / 'rejected.jsonl'}), and at least {ENOUGH} that"
-        f" are not near-duplicates are needed to train and to measure; add questions, or pass --synthesise 200{reasons}"
+        f"{len(rows)} usable questions ({len(rejected)} rejected), and at least {ENOUGH} that are not near-duplicates are"
+        f" needed to train and to measure; nothing was written: add questions, or pass --synthesise 200{reasons}{more}"
     )
 
 
@@ -148,7 +163,7 @@ def read_questions(path: Path) -> list[dict]:
         elif path.suffix.lower() == ".json":
             items = json.loads(path.read_text(encoding="utf-8"))
         else:
-            items = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            items = _lines(path)
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as {path.suffix or 'jsonl'}: {error}") from error
     out = []
@@ -169,24 +184,29 @@ def read_questions(path: Path) -> list[dict]:
     return out
 
 
+def _lines(path: Path) -> list:
+    """By \\n only: str.splitlines also cuts at characters that JSON leaves as they are, such as U+2028."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+
+
 def check(item: dict, database: Path, dialect: str = "sqlite") -> dict:
     """The row of a question whose gold runs and returns something; raises Rejected. `dialect`: sqlglot's name."""
     question = " ".join(str(item.get("question", "")).split())
     if not question:
         raise Rejected(item, "no question")
-    row = {"id": item["id"], "question": question, "answer_only": "sql" not in item, "synthetic": False}
-    if "sql" not in item:
-        if "answer" not in item:
-            raise Rejected(item, "neither sql nor answer")
-        return row | {"gold": constant(item)}
-    sql = str(item["sql"]).strip().rstrip(";").strip()
+    if "sql" in item:
+        sql = str(item["sql"]).strip().rstrip(";").strip()
+    elif "answer" in item:
+        sql, dialect = constant(item), "sqlite"
+    else:
+        raise Rejected(item, "neither sql nor answer")
     try:
         gold, found = run_gold(database, sql, dialect)
     except QueryError as error:
         raise Rejected(item, f"gold fails: {' '.join(str(error).split())[:160]}") from error
     if not found:
         raise Rejected(item, "gold returns no rows: nothing to compare an answer with")
-    return row | {"gold": gold}
+    return {"id": item["id"], "question": question, "gold": gold, "answer_only": "sql" not in item, "synthetic": False}
 
 
 def run_gold(database: Path, sql: str, dialect: str) -> tuple[str, list]:
@@ -204,7 +224,7 @@ def run_gold(database: Path, sql: str, dialect: str) -> tuple[str, list]:
 
 
 def constant(item: dict) -> str:
-    """A query that gives an answer as it stands, so that execution match can compare with it: 42 -> SELECT 42."""
+    """A query that gives an answer as it stands, so that execution match can compare with it: 42 -> VALUES (42)."""
     value = item["answer"]
     if isinstance(value, str):
         try:
@@ -215,7 +235,7 @@ def constant(item: dict) -> str:
     cells = [v for row in rows for v in row]
     if not cells or len({len(row) for row in rows}) > 1 or any(isinstance(v, list | dict) for v in cells):
         raise Rejected(item, "answer is neither a value, a list of values nor a list of equally long rows")
-    return " UNION ALL ".join(f"SELECT {', '.join(map(_literal, row))}" for row in rows)
+    return "VALUES " + ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
 
 
 def _literal(value) -> str:
@@ -253,17 +273,6 @@ def recipe_text(name: str, folder: Path, train: list[dict], evaluation: list[dic
     return "\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.tmp{os.getpid()}")
-    fresh.write_text(text, encoding="utf-8")
-    os.replace(fresh, path)
-
-
-def write_jsonl(path: Path, rows: list[dict]) -> None:
-    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-
-
 @lru_cache(maxsize=4)
 def notes_of(folder: str) -> Notes:
     return Notes(keys=tuple(map(tuple, json.loads((Path(folder) / "keys.json").read_text(encoding="utf-8")))))
@@ -278,7 +287,7 @@ def load(
     database = folder / "database.sqlite"
     if not database.is_file():
         raise FileNotFoundError(f"{name}: {folder} has {file} but no database.sqlite.\n{HINT}")
-    items = [json.loads(line) for line in (folder / file).read_text(encoding="utf-8").splitlines() if line.strip()]
+    items = _lines(folder / file)
     if limit is not None and limit < len(items):
         items = [items[i] for i in sorted(random.Random(seed).sample(range(len(items)), limit))]
     for item in items:

@@ -141,6 +141,31 @@ def _batches(cursor) -> Iterator[list[tuple]]:
         yield batch
 
 
+def _read(path: Path, cursor) -> Iterator[list[tuple]]:
+    import duckdb
+
+    try:
+        yield from _batches(cursor)
+    except duckdb.Error as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    said = " ".join(re.split(r"\nPossible|\nThe search space", str(error))[0].split())[:300]
+    return ValueError(f"{path} cannot be read: {said}; correct the file, or take it out of the folder")
+
+
+def _csv(db, file: str) -> str:
+    """Types are guessed from the first 20,000 rows; from all of them where a later row is of another type."""
+    import duckdb
+
+    try:
+        db.execute(f"SELECT count(COLUMNS(*)) FROM read_csv({file})")
+    except duckdb.ConversionException:
+        return f"read_csv({file}, sample_size = -1)"
+    return f"read_csv({file})"
+
+
 def _folder(folder: Path) -> Iterator[Source]:
     import duckdb
 
@@ -155,13 +180,13 @@ def _folder(folder: Path) -> Iterator[Source]:
             if name.lower() in seen:
                 raise ValueError(f"{path.name} and {seen[name.lower()].name} would both become the table {name}")
             seen[name.lower()] = path
-            reader = "read_parquet" if path.suffix.lower() == ".parquet" else "read_csv"
             file = "'" + str(path).replace("'", "''") + "'"
             try:
-                cursor = db.cursor().execute(f"SELECT * FROM {reader}({file})")
+                reader = f"read_parquet({file})" if path.suffix.lower() == ".parquet" else _csv(db, file)
+                cursor = db.cursor().execute(f"SELECT * FROM {reader}")
             except duckdb.Error as error:
-                raise ValueError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-            yield Source(name, [(d[0], str(d[1])) for d in cursor.description], _batches(cursor))
+                raise _unreadable(path, error) from error
+            yield Source(name, [(d[0], str(d[1])) for d in cursor.description], _read(path, cursor))
 
 
 def _duckdb(path: Path) -> Iterator[Source]:

@@ -1,5 +1,6 @@
 """The execution judge: values, rows and columns by both modes, the shared verdicts of the official tool, hostile batches."""
 
+import contextlib
 import math
 import os
 import random
@@ -99,6 +100,34 @@ CASES = [  # prediction, gold, official, strict
 def test_verdicts(db, pred, gold, official, strict):
     assert exec_match(pred, gold, db).correct is official
     assert exec_match(pred, gold, db, mode="strict").correct is strict
+
+
+ANSWERS = [  # prediction, gold that reads no table: an answer without its query. The same in both modes
+    ("SELECT min(zip) FROM place WHERE town = 'Berlin'", "VALUES (10115)", RIGHT),  # a number, because a CSV file says so
+    ("SELECT min(zip) FROM place WHERE town = 'Berlin'", "SELECT 10115", RIGHT),
+    ("SELECT floor FROM place WHERE town = 'Bonn'", "VALUES ('3')", RIGHT),
+    ("SELECT floor * 1.0 FROM place WHERE town = 'Bonn'", "VALUES ('3')", RIGHT),
+    ("SELECT town, zip, floor FROM place", "VALUES (10115, 2, 'Berlin'), ('01067', 3, 'Bonn'), (10117, 2, 'Berlin')", RIGHT),
+    ("SELECT DISTINCT town FROM place", "VALUES ('Bonn'), ('Berlin')", RIGHT),
+    ("SELECT count(DISTINCT town) FROM place", "VALUES (2)", RIGHT),
+    ("SELECT zip FROM place WHERE town = 'Bonn'", "VALUES (1067)", WRONG),  # the text is '01067'
+    ("SELECT zip FROM place WHERE floor = 2", "VALUES (10115)", WRONG),
+    ("SELECT zip FROM place", "VALUES (10115), (10117), (10119)", WRONG),
+    ("SELECT '10115'", "VALUES (10115)", WRONG),  # reads no table: no answer to a question about one
+    ("SELECT min(zip) FROM place WHERE floor = 2", "SELECT 10115 FROM place LIMIT 1", WRONG),  # a query: nothing is laxer
+    ("SELECT '3' FROM place LIMIT 1", "SELECT max(floor) FROM place", WRONG),
+    ("SELECT random() FROM place LIMIT 1", "VALUES ('x')", WRONG),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pred", "gold", "right"), ANSWERS)
+def test_an_answer_without_its_query_is_compared_as_written(tmp_path, pred, gold, right):
+    with contextlib.closing(sqlite3.connect(tmp_path / "p.sqlite")) as connection, connection:
+        connection.execute("CREATE TABLE place (zip TEXT, floor INT, town TEXT)")
+        rows = [("10115", 2, "Berlin"), ("01067", 3, "Bonn"), ("10117", 2, "Berlin")]
+        connection.executemany("INSERT INTO place VALUES (?, ?, ?)", rows)
+    for mode in ("official", "strict"):
+        assert exec_match(pred, gold, tmp_path / "p.sqlite", mode=mode).correct is right
 
 
 def test_keep_distinct(db):

@@ -127,12 +127,13 @@ def test_an_answer_is_compared_by_execution(made):
 @pytest.mark.parametrize(
     ("answer", "sql"),
     [
-        ("42", "SELECT 42"),
-        ("-1.5", "SELECT -1.5"),
-        ("it's", "SELECT 'it''s'"),
-        (["a", "b"], "SELECT 'a' UNION ALL SELECT 'b'"),
-        ('[["a", 1], ["b", null]]', "SELECT 'a', 1 UNION ALL SELECT 'b', NULL"),
-        (True, "SELECT 1"),
+        ("42", "VALUES (42)"),
+        ("-1.5", "VALUES (-1.5)"),
+        ("01067", "VALUES ('01067')"),
+        ("it's", "VALUES ('it''s')"),
+        (["a", "b"], "VALUES ('a'), ('b')"),
+        ('[["a", 1], ["b", null]]', "VALUES ('a', 1), ('b', NULL)"),
+        (True, "VALUES (1)"),
     ],
 )
 def test_answers_as_queries(answer, sql, tmp_path):
@@ -167,7 +168,7 @@ def test_too_few_questions_say_what_to_do(shop, tmp_path):
     path = write_csv(tmp_path / "q.csv", questions()[:4] + questions()[14:15])
     with pytest.raises(ValueError, match=r"4 usable questions \(1 rejected.*--synthesise 200\n  5: gold fails"):
         create(str(shop), str(path), "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE)
-    assert not (tmp_path / "r.yaml").exists()
+    assert not (tmp_path / "r.yaml").exists() and not list((tmp_path / "raw").iterdir())
     create(str(shop), str(path), "shop", tmp_path / "raw", tmp_path / "r.yaml", BASE, synthesise=30)
     train, evaluation = (list(OWN.load(s, tmp_path / "raw" / "shop")) for s in ("train", "eval"))
     assert len(evaluation) == 4 and all("synthetic" in r["id"] for r in train)  # one's own questions measure

@@ -102,6 +102,22 @@ def test_folder_of_csv_and_parquet(tmp_path):
     assert not (tmp_path / "again.sqlite").exists() and not list(tmp_path.glob(".again*"))
 
 
+def test_csv_rows_of_another_type_far_down(tmp_path):
+    """DuckDB guesses the types from the first 20,000 rows; what cannot be read is an error that names file and line."""
+    (tmp_path / "tables").mkdir()
+    file = tmp_path / "tables" / "codes.csv"
+    file.write_text("id,code\n" + "".join(f"{i},{i}\n" for i in range(60_000)) + "60000,abc\n")
+    snapshot(str(file.parent), tmp_path / "copy.sqlite")
+    with contextlib.closing(sqlite3.connect(tmp_path / "copy.sqlite")) as db:
+        assert db.execute("SELECT * FROM codes WHERE id > 59998").fetchall() == [(59999, "59999"), (60000, "abc")]
+    whole = file.read_bytes().removesuffix(b"60000,abc\n")
+    for end, says in ((b"1,2,3\n", "Line: 60002.*Columns: 2 Found: 3"), (b"1,\xff\xfe\n", "Line: 60002.*not utf-8")):
+        file.write_bytes(whole + end)
+        with pytest.raises(ValueError, match=rf"codes.csv cannot be read: .*{says}.*; correct the file"):
+            snapshot(str(file.parent), tmp_path / "again.sqlite")
+    assert not (tmp_path / "again.sqlite").exists()
+
+
 @pytest.fixture(scope="module")
 def postgres():
     """A real PostgreSQL server of this test's own, on a socket in a temporary folder."""
