@@ -8,6 +8,7 @@
 In a session: /help, /schema, /sql SELECT ..., /reset (forget what was said), Ctrl-C stops an answer, Ctrl-D ends.
 """
 
+import sqlite3
 from pathlib import Path
 
 from core.config import RecipeError, UserError, load_recipe_args, run_step
@@ -56,6 +57,11 @@ def main():
             print("\n(stopped)")
         except UserError as error:
             print(f"error: {error}")
+        except (sqlite3.DatabaseError, FileNotFoundError) as error:  # the file was replaced or removed meanwhile
+            if not args.db:
+                raise
+            found = error if Path(args.db).is_file() else "the file is gone"
+            print(f"error: cannot read {args.db}: {found}; put the database back there, then ask again")
 
 
 def usual(args) -> str:

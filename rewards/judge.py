@@ -66,7 +66,11 @@ _TO_THE_JUDGE = re.compile(
     r"|\b(?:dear|to the|as (?:the|a)|attention,?|note (?:to|for)(?: the)?|hey|hello|hi)\s+(?:grader|judge|evaluator|reviewer|examiner)\b"
     r"|\b(?:grader|judge|evaluator|examiner)\s*[:,]"
     r"|\b(?:full|maximum|perfect|highest|top)\s+(?:marks?|scores?|grades?|points|rating)\b"
-    r"|\b(?:10|ten)\s*(?:/|out of)\s*(?:10|ten)\b|\bscore\s*(?:of|:|=)\s*\d|\bgrade\s*(?:this|:|=)"
+    r"|\b(?:10|ten)\s*(?:/|out of)\s*(?:10|ten)\b|\bgrade\s*(?:this|:|=)"
+    # a score asked for or given to this answer, and not a patient's: "an Apgar score of 9", "Gleason score: 7" are answers
+    r"|\b(?:give|assign|award|return|output|deserves?|merits?|earns?|worth)\s+(?:\w+\s+){0,3}?(?:an?|the)\s+(?:high\s+)?score\s+of\s*\d"
+    r"|\b(?:(?:rate|grade|mark)\s+(?:this|it|my|me)|(?:this|my)\s+(?:answer|response|reply))\b.{0,40}\bscore\s*(?:of|:|=)\s*\d"
+    r"|(?:(?<!\w)(?<!\w[ \t-])|\b(?:my|your|this|the|final|overall|answer)\s)score[\"'*]*\s*[:=]\s*\d"
     r"|\b(?:system|developer)\s+(?:prompt|message|override)\b|忽略.{0,12}(?:指令|规则|要求)|满分|评分员|给.{0,6}(?:高分|满分)",
     re.IGNORECASE | re.DOTALL,
 )

@@ -15,6 +15,12 @@ TOOL, ARGUMENT = "query_database_by_sql", "query"
 RULE = 0.1
 MAX_TRIED = 5  # queries of an episode that may earn the rule's reward
 
+_QUERY = re.compile(  # and not 'With food, twice a day.'
+    r"(?:```\w*)?\s*(?:select\b.*\bfrom\b|with\s+(?:recursive\s+)?(?:\w+|\"[^\"]+\")\s*(?:\([^)]*\)\s*)?"
+    r"as\s+(?:(?:not\s+)?materialized\s+)?\(\s*(?:select|values|with)\b)",
+    re.DOTALL | re.IGNORECASE,
+)
+
 
 def medical_rule(completions, environment, gold, db_path, **columns) -> list[float | None]:
     """0.1 where a query of the episode ran and read a table of the database."""
@@ -64,10 +70,4 @@ def copied(completion: list[dict]) -> bool:
     }
     if any(line.strip() in shown for line in final.splitlines()):
         return True
-    return bool(
-        re.fullmatch(
-            r"(?:```\w*)?\s*(?:select|with)\b.*",
-            final.strip(),
-            re.DOTALL | re.IGNORECASE,
-        )
-    )
+    return bool(_QUERY.match(final.strip()))

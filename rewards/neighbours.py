@@ -3,10 +3,10 @@ accident (no WHERE, >= for >, LEFT JOIN for JOIN, a constant) rarely gives it on
 
     paths = make_neighbours("concert.sqlite", k=4, golds=["SELECT name FROM singer WHERE age > 30"])
 
-Each copy is made once and kept under --cache_dir (default ~/.cache/sixstep/neighbours, or $SIXSTEP_CACHE/neighbours), named by
-the content of the database, the seed and the constants of the golds. In each table some values are resampled from their
-column or set to NULL, and rows are added: new keys without children, duplicates of everything that is not a key, values at
-the edges of the column, round numbers, and the constants that the golds compare the column with, one below and one above.
+Each copy is made once and kept in $SIXSTEP_CACHE/neighbours (default ~/.cache/sixstep/neighbours), named by the content of the
+database, the seed and the constants of the golds. In each table some values are resampled from their column or set to NULL, and
+rows are added: new keys without children, duplicates of everything that is not a key, values at the edges of the column, round
+numbers, and the constants that the golds compare the column with, one below and one above.
 
 What the schema declares stays true: primary keys, UNIQUE, NOT NULL and CHECK hold, a declared foreign key points to a parent or is
 NULL. So a rewrite that is equivalent under the declared schema still matches. A rewrite that is equivalent only because of what
@@ -17,6 +17,7 @@ Not covered: virtual tables and their shadow tables are left as they are; trigge
 
 import hashlib
 import json
+import math
 import os
 import random
 import sqlite3
@@ -31,6 +32,7 @@ from rewards.exec_compare import TOKEN
 VERSION = 1  # of the recipe below: part of the copies' names
 MAX_CHANGED, MAX_ADDED = 2000, 120  # rows a table
 POOL = 400  # values kept of a column
+LOWEST, HIGHEST = -(2**63), 2**63 - 1  # integers that SQLite can hold
 
 
 @dataclass
@@ -58,9 +60,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SIXSTEP_CACHE") or Path.home() / ".cache" / "sixstep") / "neighbours"
 
 
-def make_neighbours(
-    db_path: str | Path, k: int, seed: int = 0, golds: Iterable[str] = (), cache_dir: str | Path | None = None
-) -> list[Path]:
+def make_neighbours(db_path: str | Path, k: int, seed: int = 0, golds: Iterable[str] = ()) -> list[Path]:
     """Paths of k copies, made where they are not there yet. The copies of one call are safe to make in several processes."""
     from rewards.exec_match import content_key
 
@@ -70,7 +70,7 @@ def make_neighbours(
     constants = gold_constants(golds)
     recipe = json.dumps([VERSION, seed, sorted((name, sorted(map(repr, found))) for name, found in constants.items())])
     name = f"{content_key(path, fingerprint(path))[:24]}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
-    folder = Path(cache_dir or cache_folder())
+    folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}-{number}.sqlite" for number in range(k)]
     for number, target in enumerate(paths):
@@ -254,7 +254,7 @@ def _fill_pool(
         if column.pool:
             return
     column.pool = _values(connection, table.name, column.name, POOL * 5)
-    numbers = [value for value in column.pool if isinstance(value, (int, float))]
+    numbers = _numbers(column.pool)
     texts = [value for value in column.pool if isinstance(value, str)]
     numeric = len(numbers) > len(texts) or (
         not column.pool and any(t in column.kind for t in ("INT", "REAL", "NUM", "FLOA", "DOUB", "DEC"))
@@ -267,21 +267,30 @@ def _fill_pool(
         elif not numeric:
             near += [constant, constant, f"{constant} x", constant.lower()]
         else:
-            near += [float(constant)] if constant.replace(".", "", 1).isdigit() else []
+            near += [float(constant)] if constant.replace(".", "", 1).isdecimal() else []
     if numbers and numeric:
         low, high = min(numbers), max(numbers)
         edges += [low, high] + [low - 1, high + 1] * 5
         step = 10 ** max(0, len(str(int(abs(high)))) - 2)
         start = int(low // step)
         edges += [n * step for n in range(start, min(start + 100, int(high // step) + 1)) if n % 5 == 0]
-        if all(isinstance(value, int) for value in numbers):
-            edges, near = [int(value) for value in edges], [int(value) for value in near]
     elif not column.pool:
         edges += [1, 2, 3, 10, 100] if numeric else ["a", "b", "A", "c d"]
     elif texts:
         some = rng.sample(texts, min(3, len(texts)))
         edges += [text + " x" for text in some] + [text.swapcase() for text in some]
-    column.edges, column.constants = edges, near
+    whole = numeric and bool(numbers) and all(isinstance(value, int) for value in numbers)
+    column.edges, column.constants = (
+        [_int64(value) if whole or isinstance(value, int) else value for value in values] for values in (edges, near)
+    )
+
+
+def _numbers(values: list) -> list:
+    return [value for value in values if isinstance(value, (int, float)) and abs(value) != math.inf]
+
+
+def _int64(value: float) -> int:
+    return int(max(LOWEST, min(HIGHEST, value)))
 
 
 def _pick(column: Column, rng: random.Random) -> object:
@@ -297,9 +306,10 @@ def _pick(column: Column, rng: random.Random) -> object:
 def _new_key(column: Column, number: int, rng: random.Random) -> object:
     if column.parent and column.pool:
         return rng.choice(column.pool)
-    numbers = [value for value in column.pool if isinstance(value, (int, float))]
+    numbers = _numbers(column.pool)
     if "INT" in column.kind or (numbers and len(numbers) == len(column.pool)):
-        return int(max(numbers, default=0)) + 1 + number
+        key = int(max(numbers, default=0)) + 1 + number
+        return key if key <= HIGHEST else rng.randint(LOWEST, HIGHEST)
     return f"{rng.choice(column.pool) if column.pool else 'k'}_{number}"
 
 

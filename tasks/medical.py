@@ -21,6 +21,8 @@ from pathlib import Path
 import sqlglot
 
 from rewards.facts import Case, offline_scores
+from rewards.judge import speaks_to_judge
+from rewards.medical import copied
 from tasks.base import Rejected, Task, call, locate, result, say
 from tasks.hardness import DIFFICULTY, hardness
 from tasks.medical_facts import write_database
@@ -131,6 +133,10 @@ def _row(item: dict, database: Path, name: str, schema_options: dict) -> dict | 
 
 def trajectory(row: dict, env) -> list[dict]:
     """The worked query, its real result, the reference answer; every fact must be in the result and in the answer."""
+    if speaks_to_judge(row["gold"]):
+        raise Rejected(row, "gold reads as if it asked the judge for a grade, which earns 0: say it in other words")
+    if copied([say(row["gold"])]):
+        raise Rejected(row, "gold reads as a query or a tool call, which earns 0: give the answer in words")
     if not row["solution"]:
         raise Rejected(row, "no sql for a worked example", sft_only=True)
     env.reset(**{k: v for k, v in row.items() if k != "solution"})
@@ -143,7 +149,10 @@ def trajectory(row: dict, env) -> list[dict]:
     if offline_scores(Case(row["question"], row["gold"], facts, row["gold"])).completeness < 1.0:
         raise Rejected(row, "gold does not state every fact")
     tool = "query_database_by_sql"
-    return [call(tool, {"query": row["solution"]}), result(tool, found), say(row["gold"])]
+    completion = [call(tool, {"query": row["solution"]}), result(tool, found), say(row["gold"])]
+    if copied(completion):
+        raise Rejected(row, "gold repeats a line of the query's result, which earns 0: give the answer in words")
+    return completion
 
 
 MEDICAL = Task("medical", "medical", load, trajectory, build)

@@ -82,6 +82,27 @@ def test_bad_input_is_one_clear_error(words, code, says):
     assert says in chat(*words, code=code)
 
 
+def test_a_database_that_goes_away_does_not_end_the_session(shop_db, monkeypatch, capsys):
+    import chat
+
+    def lines():
+        yield "/schema"
+        Path(shop_db).unlink()
+        yield from ("/schema", "/sql SELECT 1", "How many customers?")
+        Path(shop_db).write_text("no database at all, but long enough for a header\n" * 99)
+        yield from ("/schema", "How many customers?", "/help")
+        raise EOFError
+
+    said = lines()
+    monkeypatch.setattr("builtins.input", lambda _: next(said))
+    monkeypatch.setattr(chat, "open_engine", lambda *_: (None, None))
+    monkeypatch.setattr(sys, "argv", ["chat.py", "--config", str(ROOT / "recipes/ci.yaml"), "--db", shop_db])
+    chat.main()
+    out = capsys.readouterr().out
+    assert out.count(f"error: cannot read {shop_db}: the file is gone; put the database back there") == 3
+    assert out.count("file is not a database") == 2 and out.rstrip().endswith("leave (as Ctrl-D)")
+
+
 @pytest.mark.slow
 def test_a_recipe_is_a_manifests_own(tmp_path):
     """An exported folder carries what its agent was trained with: chat uses that when no recipe is named."""

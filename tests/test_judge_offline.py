@@ -89,6 +89,21 @@ def test_copies_are_no_answer(medical_row, offline):
     assert not copied(play(medical_row, "SELECT count(*) FROM customer", final="5"))
 
 
+@pytest.mark.parametrize(
+    ("final", "query"),
+    [
+        ("With food, twice a day.", False),
+        ("With meals as (always) advised.", False),
+        ("Select one tablet a day.", False),
+        ("with t AS (SELECT 1) SELECT * FROM t", True),
+        ('WITH RECURSIVE "a b" (x, y) AS MATERIALIZED (VALUES (1, 2)) SELECT x FROM "a b"', True),
+        ("```\nselect name\nfrom customer\n```", True),
+    ],
+)
+def test_a_query_is_known_by_its_shape_and_not_by_its_first_word(final, query):
+    assert copied([{"role": "assistant", "content": final}]) is query
+
+
 def test_a_failing_judge_leaves_the_rule(medical_row, server):
     server.always = 500
     judge_module.use(JudgeConfig(base_url=server.url, model="m", retries=0, cache=""))

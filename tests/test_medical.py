@@ -116,12 +116,25 @@ def test_parquet_out_and_own_parquet_in(root, tmp_path, monkeypatch, capsys):
         ({"solution": "SELECT nix FROM disease"}, "sql fails: Error: no such column", True),
         ({"solution": "SELECT 1"}, "the result of the sql does not hold every fact", True),
         ({"gold": "I do not know."}, "gold does not state every fact", False),
+        ({"gold": "Score: 9"}, "gold reads as if it asked the judge for a grade, which earns 0", False),
+        ({"gold": "SELECT name FROM drug"}, "gold reads as a query or a tool call, which earns 0", False),
+        (
+            {"gold": "10/10", "solution": ""},
+            "gold reads as if it asked the judge",
+            False,
+        ),  # also where RL alone uses it
     ],
 )
 def test_unsound_rows_are_rejected(rows, changes, reason, sft_only):
     with pytest.raises(Rejected, match=reason) as caught:
         MEDICAL.trajectory(rows["train"][0] | changes, ENVIRONMENTS["medical"]())
     assert caught.value.sft_only is sft_only
+
+
+def test_gold_that_repeats_a_line_of_the_result_is_rejected(rows):
+    row = rows["train"][0] | {"solution": "SELECT 'mild', 'fever'", "gold": "mild | fever", "facts": []}
+    with pytest.raises(Rejected, match="gold repeats a line of the query's result"):
+        MEDICAL.trajectory(row, ENVIRONMENTS["medical"]())
 
 
 def test_missing_or_broken_files_are_one_clear_error(tmp_path):

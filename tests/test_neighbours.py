@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rewards import exec_worker
+from rewards import exec_worker, neighbours
 from rewards.exec_match import _job, exec_match, exec_match_batch, neighbours_of, twin_of
 from rewards.neighbours import gold_constants, make_neighbours
 
@@ -88,6 +88,31 @@ def test_made_once_named_by_content(db, cache):
     assert exec_match("SELECT 1", "SELECT 1", Path(db).parent / "missing.sqlite", neighbours=2).correct is None
     with pytest.raises(ValueError, match="found k=0"):
         make_neighbours(db, 0)
+
+
+def test_numbers_at_the_edge_of_64_bits(tmp_path):
+    path, low, high = tmp_path / "edge.sqlite", -(2**63), 2**63 - 1
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, code INT UNIQUE, n INT, mixed NUM, size REAL)")
+    connection.execute(
+        f"INSERT INTO t VALUES ({high}, {high}, {high}, 0.5, 9e999), (7, {low + 1}, {low}, {high}, 1e300)"
+    )
+    connection.commit()
+    connection.close()
+    golds = [f"SELECT id FROM t WHERE n > {high} OR n < {10**30} OR n = '\u00b2' OR mixed = {high} OR size < 1e999"]
+    for copy in make_neighbours(path, 4, golds=golds):
+        connection = sqlite3.connect(copy)
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (10,)
+        connection.close()
+    assert exec_match("SELECT n FROM t", "SELECT n FROM t", path, neighbours=2).correct is True
+
+
+def test_a_copy_that_cannot_be_made_leaves_the_verdict_open(db, monkeypatch):
+    def fail(*_):
+        raise OverflowError("Python int too large to convert to SQLite INTEGER")
+
+    monkeypatch.setattr(neighbours, "make_neighbours", fail)
+    assert exec_match("SELECT name FROM player", "SELECT name FROM player", db, neighbours=2).correct is None
 
 
 def test_constants_of_golds():
