@@ -222,7 +222,7 @@ def _gpu(torch: Torch) -> list[Finding]:
         return [Finding("GPU", "none", "note", "enough for recipes/demo.yaml; the others are meant for one NVIDIA GPU")]
     found = f"{torch.gpu}, {torch.gpu_gib:.0f} GiB, {torch.gpu_free_gib:.0f} GiB free"
     if torch.gpus > 1:
-        found += f" (the first of {torch.gpus}; CUDA_VISIBLE_DEVICES chooses)"
+        found += f" (the first of {torch.gpus}: CUDA_VISIBLE_DEVICES chooses one, accelerate launch takes all)"
     busy = torch.gpu_free_gib < 0.85 * torch.gpu_gib
     memory = Finding(
         "GPU", found, "note" if busy else "ok", "another program holds some of it: nvidia-smi" if busy else ""
