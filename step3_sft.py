@@ -56,7 +56,7 @@ def train(recipe, args):
     config |= settings.config | training.common_arguments(recipe, folder)
     if settings.accuracy_rows:
         config |= sft.best_by_accuracy(config)
-    check_sharded(settings.load_in_4bit)
+    check_sharded(settings.load_in_4bit, accuracy_rows=settings.accuracy_rows)
     arguments, source = training.arguments(SFTConfig, "sft", config), model_source(recipe.model)
     asked = training.experiment(recipe, "sft", files, max_length=config["max_length"])
     if training.is_finished(folder, asked, args.restart):

@@ -5,10 +5,13 @@
 
 Tools: one round of 64 SQL episodes, some of them with a query that never ends, as TRL calls them (one after another) and as
 ours (side by side); then what environment and rewards cost where no query is slow.
-Groups: step 4 as it is, with the difficulty filter, with resampling, with both; same seed, same start.
+Groups: step 4 as it is, with the difficulty filter, with resampling, with both; same seed, same start. Rating writes tokens,
+too, before the first step: the last two columns count them, once all of them against the few steps measured here, and once
+spread evenly over the steps of the recipe's own run.
 """
 
 import argparse
+import contextlib
 import json
 import sqlite3
 import subprocess
@@ -100,6 +103,7 @@ def bench_tools() -> None:
 
 def bench_groups(config: str, steps: int, words: list[str]) -> None:
     from core.config import load_recipe
+    from core.memory import run_steps
 
     recipe = load_recipe(config, words)
     start = str(recipe.run_dir / "sft" / "merged")
@@ -110,8 +114,13 @@ def bench_groups(config: str, steps: int, words: list[str]) -> None:
         "both": ["--grpo.rate_difficulty", "4", "--grpo.resample", "2"],
     }
     print(f"{config}, {steps} steps from {start}\n")
-    print("| variant | useful groups | useful groups per 1k tokens | reward per 1k tokens | tokens | seconds a step |")
-    print("|---|---|---|---|---|---|")
+    own = run_steps(recipe, "grpo", groups_of(recipe))
+    print(
+        "| variant | useful groups | useful groups per 1k tokens | reward per 1k tokens | tokens | seconds a step "
+        f"| rating's tokens | useful groups, reward per 1k tokens, rating counted on these {steps} steps "
+        f"| the same, rating spread over the run's {own} steps |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for name, extra in variants.items():
             command = [sys.executable, "step4_grpo.py", "--config", config, *words, "--from_stage", start, *extra]
@@ -120,25 +129,50 @@ def bench_groups(config: str, steps: int, words: list[str]) -> None:
             if done.returncode:
                 sys.exit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
             metrics = Path(folder) / name.split()[0] / recipe.run / "grpo" / "metrics.jsonl"
-            print(figures(name, [json.loads(line) for line in metrics.open()], recipe), flush=True)
+            logs = [json.loads(line) for line in metrics.open()]
+            rates = load_recipe(config, [*words, *extra]).grpo.rate_difficulty
+            print(figures(name, logs, recipe, rating_tokens(recipe.data_dir) if rates else 0, own), flush=True)
             print(
                 "".join(f"<!-- {line} -->\n" for line in done.stdout.splitlines() if line.startswith("difficulty:")),
                 end="",
             )
 
 
-def figures(name: str, logs: list[dict], recipe) -> str:
-    """One row of the table. Reward: of the first round, on the prompts as they come; tokens: all that the policy wrote."""
-    logs = [log for log in logs if "reward" in log]
+def groups_of(recipe) -> int:
+    """Groups of a step."""
     grpo = recipe.grpo.config
-    episodes = grpo["per_device_train_batch_size"] * grpo.get("gradient_accumulation_steps", 1)
-    groups = episodes // grpo["num_generations"]
+    return grpo["per_device_train_batch_size"] * grpo.get("gradient_accumulation_steps", 1) // grpo["num_generations"]
+
+
+def rating_tokens(data_dir: Path) -> float:
+    """What the policy wrote to rate the prompts: the newest rating of each. nan: an older rating, without its tokens."""
+    from core.artifacts import read_jsonl
+
+    newest = {}
+    for line in (data_dir / "difficulty.jsonl").read_text(encoding="utf-8").split("\n"):
+        with contextlib.suppress(json.JSONDecodeError, KeyError, TypeError):  # a line that a crash cut short
+            record = json.loads(line)
+            newest[record["id"]] = record.get("tokens", float("nan"))
+    return sum(newest.get(row["id"], 0) for row in read_jsonl(data_dir / "rl_train.jsonl"))
+
+
+def figures(name: str, logs: list[dict], recipe, rating: float, own: int) -> str:
+    """One row of the table. Reward: of the first round, on the prompts as they come; tokens: all that the policy wrote in
+    the steps. `rating`: what it wrote before them, once for a whole run of `own` steps."""
+    logs = [log for log in logs if "reward" in log]
+    groups = groups_of(recipe)
+    episodes = groups * recipe.grpo.config["num_generations"]
     useful = [log["resample/useful"] for log in logs]
     tokens = sum(log["completions/mean_length"] * episodes + log.get("resample/extra_tokens", 0) for log in logs)
     reward = sum(log["reward"] * episodes for log in logs)
+
+    def per_1k(tokens: float) -> tuple[str, str]:
+        return f"{1000 * groups * sum(useful) / tokens:.2f}", f"{1000 * reward / tokens:.1f}"
+
     cells = (
-        f"{sum(useful) / len(useful):.0%} of {groups * len(logs)}", f"{1000 * groups * sum(useful) / tokens:.2f}",
-        f"{1000 * reward / tokens:.1f}", f"{tokens:.0f}", f"{sum(log['step_time'] for log in logs) / len(logs):.1f}",
+        f"{sum(useful) / len(useful):.0%} of {groups * len(logs)}", *per_1k(tokens), f"{tokens:.0f}",
+        f"{sum(log['step_time'] for log in logs) / len(logs):.1f}", f"{rating:.0f}",
+        ", ".join(per_1k(tokens + rating)), ", ".join(per_1k(tokens + rating * len(logs) / own)),
     )  # fmt: skip
     return f"| {name} | {' | '.join(cells)} |"
 

@@ -7,9 +7,13 @@ from core.config import Recipe
 SLEEPS = {"vllm_enable_sleep_mode": True}  # vLLM in the trainer's process: its memory is the trainer's while that works
 
 
+def vllm_installed() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
 def generation_backend(recipe: Recipe, cuda: bool, vllm: bool | None = None) -> tuple[dict, str]:
     """GRPOConfig fields that choose the engine, and the choice in one sentence. vllm: whether it is installed."""
-    vllm = importlib.util.find_spec("vllm") is not None if vllm is None else vllm
+    vllm = vllm_installed() if vllm is None else vllm
     asked = recipe.grpo.config
     wanted, paged = asked.get("use_vllm"), asked.get("use_transformers_continuous_batching", False)
     mode = asked.get("vllm_mode", "colocate")

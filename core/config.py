@@ -58,7 +58,7 @@ class Data:
     roots: dict[str, str] = field(default_factory=dict)  # task -> folder of its raw files; default data/raw/<task>
     hub: dict[str, str] = field(default_factory=dict)  # task -> data set id on the hub, instead of files in its folder
     train: int = 0  # SFT rows per run, 0 = all
-    val: int = 100  # rows held out of train for SFT's loss and best checkpoint
+    val: int = 100  # rows held out of train for SFT's loss and best checkpoint, at least 1
     rl: int = 0  # GRPO prompts, 0 = all
     rl_tasks: dict[str, float] = field(default_factory=dict)  # their mixture, where it is not that of `tasks`
     eval: int = 0  # evaluation rows, 0 = the whole split

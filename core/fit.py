@@ -3,7 +3,8 @@ running out of memory, and what was really used.
 
 `--auto_fit` halves the micro-batch and doubles the accumulation: the same rows in every optimizer step, the same groups.
 After running out of memory while training, the process starts itself anew with the smaller micro-batch (nothing of the
-old one's memory survives that) and goes on from the last checkpoint.
+old one's memory survives that) and goes on from the last checkpoint. With several processes only the start is fitted, by
+the prediction: one of them cannot start anew without the others.
 """
 
 import contextlib
@@ -13,8 +14,9 @@ import sys
 from collections.abc import Iterator
 
 from core.config import Recipe, UserError
-from core.memory import predict
-from core.sizes import GIB, device
+from core.memory import predict, stage_config
+from core.ranks import world
+from core.sizes import GIB, Device, device
 
 ROWS, STEPS = "per_device_train_batch_size", "gradient_accumulation_steps"
 TEXTS = ("DefaultCPUAllocator: can't allocate", "DefaultCPUAllocator: not enough", "CUDA out of memory")
@@ -25,7 +27,8 @@ def add_argument(parser) -> None:
     parser.add_argument(
         "--auto_fit",
         action="store_true",
-        help="halve the micro-batch and double the accumulation as often as it takes to fit into memory",
+        help="halve the micro-batch and double the accumulation as often as it takes to fit into memory (with several "
+        "processes by the prediction only, before the start)",
     )
 
 
@@ -43,7 +46,7 @@ def fitted(recipe: Recipe, stage: str, auto_fit: bool, say=print) -> Iterator[No
             say(f"--auto_fit: {ROWS} {_rows(recipe, stage)}, {STEPS} {_steps(recipe, stage)}")
         line = f"predicted peak {need.peak:.1f} GiB of {on.gib:.1f} GiB on {on.name} ({need})"
         if need.peak > on.gib:
-            line += f"\nwarning: by calculation this does not fit. {advice(recipe, stage)}"
+            line += f"\nwarning: by calculation this does not fit. {advice(recipe, stage, on, by_itself=not auto_fit)}"
     except UserError as unknown:  # a model of a shape that is not known, or not found: the step says what it needs
         line = str(unknown)
     if os.environ.get("RANK", "0") == "0":
@@ -53,12 +56,15 @@ def fitted(recipe: Recipe, stage: str, auto_fit: bool, say=print) -> Iterator[No
     except Exception as error:
         if not _is_out_of_memory(error):
             raise
-        smaller = halved(recipe, stage) if auto_fit and os.environ.get("WORLD_SIZE", "1") == "1" else None
-        if smaller and not any(text in str(error) for text in VLLM_TEXTS):
+        mends = world() == 1 and not any(text in str(error) for text in VLLM_TEXTS)  # whether --auto_fit does
+        if auto_fit and mends and (smaller := halved(recipe, stage)):
             say(f"out of memory with {ROWS} {_rows(recipe, stage)}: going on with {_rows(smaller, stage)}")
             _start_anew(smaller, stage)
         first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(f"out of memory in {stage.upper()} on {on.name}: {first}\n{advice(recipe, stage)}") from error
+        todo = advice(recipe, stage, on, by_itself=mends and not auto_fit)
+        if auto_fit and world() > 1:
+            todo = f"With several processes --auto_fit acts before the start only. {todo}"
+        raise UserError(f"out of memory in {stage.upper()} on {on.name}: {first}\n{todo}") from error
 
 
 def halved(recipe: Recipe, stage: str) -> Recipe | None:
@@ -87,15 +93,18 @@ def whatever_fits(recipe: dict) -> dict:
     return recipe
 
 
-def advice(recipe: Recipe, stage: str) -> str:
-    """The three settings to change, with the recipe's values and the proposed ones, those that cost least first."""
+def advice(recipe: Recipe, stage: str, on: Device, by_itself: bool) -> str:
+    """The three settings to change, with the values now and the proposed ones, those that cost least first.
+
+    by_itself: whether --auto_fit would make the micro-batch smaller.
+    """
     section, out = getattr(recipe, stage), []
-    config, smaller = section.config, halved(recipe, stage)
+    config, smaller = stage_config(recipe, stage, on)[0], halved(recipe, stage)
     if smaller:
         rows, steps = ((f(recipe, stage), f(smaller, stage)) for f in (_rows, _steps))
         out.append(
             f"--{stage}.{ROWS} {rows[1]} (now {rows[0]}) with --{stage}.{STEPS} {steps[1]} (now {steps[0]}): the same "
-            "optimizer step; --auto_fit does this by itself"
+            "optimizer step" + ("; --auto_fit does this by itself" if by_itself else "")
         )
     if config.get("use_vllm") and config.get("vllm_mode", "colocate") == "colocate":
         if not config.get("vllm_enable_sleep_mode"):

@@ -6,7 +6,6 @@ from transformers import TrainerCallback
 
 from core.config import Recipe, UserError
 from core.health import Samples
-from core.ranks import sharded
 from core.rollout import Episode, TransformersEngine
 
 
@@ -14,11 +13,6 @@ class HeldOut:
     """Plays its rows greedily; some of the episodes go into samples.jsonl."""
 
     def __init__(self, rows: list[dict], tokenizer, recipe: Recipe, make_env: Callable, samples: Samples):
-        if sharded():
-            raise UserError(
-                "accuracy_rows plays episodes, for which divided weights would be gathered at every token: set "
-                "--sft.accuracy_rows 0 --grpo.accuracy_rows 0, or use recipes/accelerate/ddp.yaml"
-            )
         self.rows, self.tokenizer, self.recipe = rows, tokenizer, recipe
         self.make_env, self.samples = make_env, samples  # make_env(row): an environment for it
 

@@ -10,6 +10,7 @@ on CPU). The figures for GPUs follow the same arithmetic and have not been check
 import argparse
 from dataclasses import dataclass
 
+from core import backend
 from core.artifacts import read_manifest
 from core.config import Recipe, UserError, load_recipe_args, run_step
 from core.sizes import GIB, GPUS, Architecture, Device, architecture, device
@@ -72,6 +73,23 @@ class Memory:
         return ", ".join(f"{name} {gib:.1f}" for name, gib in self.parts.items() if gib >= 0.05)
 
 
+def stage_config(recipe: Recipe, stage: str, on: Device) -> tuple[dict, str]:
+    """The stage's TRL fields as its step sets them on that device; for GRPO also the rollouts' engine, in a sentence.
+
+    On this machine's own device it is what step 4 finds here. On a GPU by name (--gpu) vLLM is there if the recipe names
+    it, and if the recipe leaves the choice open, vLLM is assumed where it is installed here.
+    """
+    config = getattr(recipe, stage).config
+    if stage == "sft":
+        return config, ""
+    by_name, asked = on in GPUS.values(), config.get("use_vllm")
+    fields, sentence = backend.generation_backend(recipe, on.kind == "cuda", True if by_name and asked else None)
+    if by_name and asked is None and not config.get("use_transformers_continuous_batching"):
+        found = "is" if backend.vllm_installed() else "is not"
+        sentence += f" (assumed: grpo.use_vllm is not set, and vLLM {found} installed here)"
+    return config | fields, sentence
+
+
 def predict(recipe: Recipe, stage: str, on: Device) -> Memory:
     """The peak of `stage` (sft, grpo): what stays all the time, and the worst of its moments."""
     section, arch, batch = getattr(recipe, stage), architecture(recipe.model), batch_of(recipe, stage)
@@ -90,8 +108,9 @@ def predict(recipe: Recipe, stage: str, on: Device) -> Memory:
         stays["reference"] = arch.parameters * wide
     moments = [_training(section, arch, batch, wide, on)]
     if stage == "grpo":
-        moments.append(_rollouts(section, arch, batch, wide, on))
-        if section.config.get("vllm_enable_sleep_mode") and "vLLM" in moments[1]:
+        config, _ = stage_config(recipe, stage, on)
+        moments.append(_rollouts(config, arch, batch, wide, on))
+        if config.get("vllm_enable_sleep_mode") and "vLLM" in moments[1]:
             moments[0]["vLLM"] = VLLM_ASLEEP * GIB
         elif "vLLM" in moments[1]:
             moments[0]["vLLM"] = moments[1]["vLLM"]
@@ -143,12 +162,12 @@ def _training(section, arch: Architecture, batch: Batch, wide: int, on: Device) 
     return {"activations": (kept + work) * SLACK}
 
 
-def _rollouts(section, arch: Architecture, batch: Batch, wide: int, on: Device) -> dict[str, float]:
+def _rollouts(config: dict, arch: Architecture, batch: Batch, wide: int, on: Device) -> dict[str, float]:
     """While episodes are written: vLLM's share, or the keys and values of the whole generation batch."""
-    if section.config.get("use_vllm") and on.kind == "cuda":
-        if section.config.get("vllm_mode", "colocate") == "server":
+    if config["use_vllm"]:
+        if config["vllm_mode"] == "server":
             return {}
-        return {"vLLM": section.config.get("vllm_gpu_memory_utilization", 0.3) * on.gib * GIB}
+        return {"vLLM": config.get("vllm_gpu_memory_utilization", 0.3) * on.gib * GIB}
     cache = batch.generated * batch.length * 2 * arch.layers * arch.keys * wide
     return {"KV cache": cache * SLACK, "logits": batch.generated * arch.vocab * 4 * 3}
 
@@ -187,7 +206,7 @@ def step_time(recipe: Recipe, stage: str, on: Device, written: float | None = No
     if stage == "sft":
         length = lengths["sft_train"][0]
         parts = {"update": rows * _flops(arch, length, length - lengths["rl_train"][0]) * passes / speed}
-        return Time(parts, _steps(recipe, stage, rows))
+        return Time(parts, run_steps(recipe, stage, rows))
     prompt, episode = lengths["rl_train"][0], recipe.agent.max_completion_length
     written = written or episode / 3
     read = min(episode, written * 1.5)  # with the tool's results
@@ -195,13 +214,13 @@ def step_time(recipe: Recipe, stage: str, on: Device, written: float | None = No
     forward = rows / group * _flops(arch, prompt, 0) + rows * (
         _flops(arch, prompt + read, read) - _flops(arch, prompt, 0)
     )
-    if section.config.get("use_vllm"):
+    if stage_config(recipe, stage, on)[0]["use_vllm"]:
         passes += 1  # log-probabilities of the trainer beside the sampler's
     moved = arch.parameters * 2 + batch.generated * (prompt + read / 2) * 4 * arch.layers * arch.keys
     decoding = TOKEN_OVERHEAD + moved / (on.bandwidth * 1e9 * READ)
     parts = {"rollouts": written * LONGEST * decoding + forward / speed, "update": forward * passes / speed}
     parts["rollouts"] *= rows / batch.generated
-    return Time(parts, _steps(recipe, stage, rows / group))
+    return Time(parts, run_steps(recipe, stage, rows / group))
 
 
 def _flops(arch: Architecture, length: float, scored: float) -> float:
@@ -209,7 +228,7 @@ def _flops(arch: Architecture, length: float, scored: float) -> float:
     return length * (2 * arch.linear + 2 * length * arch.queries * arch.layers) + 2 * max(0, scored) * arch.embedding
 
 
-def _steps(recipe: Recipe, stage: str, taken: float) -> int:
+def run_steps(recipe: Recipe, stage: str, taken: float) -> int:
     """Optimizer steps of a run that takes so many rows (SFT) or prompts (GRPO) in each."""
     config = getattr(recipe, stage).config
     if config.get("max_steps", -1) > 0:
@@ -239,6 +258,8 @@ def report(recipe: Recipe, on: Device, written: float | None = None) -> list[str
             return [str(unknown)]
         fits = "fits" if need.peak <= on.gib else "does NOT fit"
         lines.append(f"{stage.upper():4} {fits}: peak {need.peak:.1f} GiB of {on.gib:.1f} GiB on {on.name}: {need}")
+        if engine := stage_config(recipe, stage, on)[1]:
+            lines.append(f"     rollouts by {engine}")
         if time := step_time(recipe, stage, on, written):
             lines.append(f"     {time}")
     return [*lines, ASSUMPTIONS] if on.kind == "cuda" else lines

@@ -5,6 +5,7 @@ With one process nothing here does anything. Every process computes; the first o
 
 import functools
 import os
+import shlex
 import sys
 from datetime import timedelta
 
@@ -30,8 +31,9 @@ def sharded() -> bool:
     return zero or os.environ.get("ACCELERATE_USE_FSDP") == "true"
 
 
-def check_sharded(load_in_4bit: bool, generates: bool = False, use_vllm: bool = False) -> None:
-    """Said before a model is loaded: what weights that are divided among the processes cannot do."""
+def check_sharded(load_in_4bit: bool, generates: bool = False, use_vllm: bool = False, accuracy_rows: int = 0) -> None:
+    """Said before a model is loaded: what one process cannot do with several GPUs, nor several with divided weights."""
+    check_launched()
     if sharded() and load_in_4bit:
         raise UserError(
             "4-bit weights are not divided among processes: load_in_4bit false, or recipes/accelerate/ddp.yaml"
@@ -41,6 +43,27 @@ def check_sharded(load_in_4bit: bool, generates: bool = False, use_vllm: bool = 
             "rollouts without vLLM would gather the divided weights for every token: --grpo.use_vllm true, or "
             "recipes/accelerate/ddp.yaml"
         )
+    if sharded() and accuracy_rows:
+        stage = "grpo" if generates else "sft"
+        raise UserError(
+            f"{stage}.accuracy_rows is {accuracy_rows}: it plays episodes without vLLM, for which divided weights would be "
+            f"gathered at every token. Add --{stage}.accuracy_rows 0, or use recipes/accelerate/ddp.yaml"
+        )
+
+
+def check_launched() -> None:
+    """Several GPUs and one process: the Trainer would copy the model to each of them, which TRL refuses once it is loaded."""
+    import torch
+
+    if (gpus := torch.cuda.device_count()) < 2 or int(os.environ.get("LOCAL_RANK", "-1")) != -1:
+        return
+    command, first = shlex.join(sys.argv), os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    raise UserError(
+        f"{gpus} GPUs are visible to one process, which can train on one only. Run\n"
+        f"  CUDA_VISIBLE_DEVICES={first} python {command}\n"
+        "or, with one process a GPU (docs/scaling.md: divide gradient_accumulation_steps by their number),\n"
+        f"  accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes {gpus} {command}"
+    )
 
 
 def one_log() -> None:

@@ -14,7 +14,7 @@ LEAST = {  # the smallest value that means something
     "agent.max_chars": 200,
     "agent.timeout": 0.01,
     "data.train": 0,
-    "data.val": 0,
+    "data.val": 1,
     "data.rl": 0,
     "data.eval": 0,
     "data.max_length": 16,
@@ -29,6 +29,8 @@ LEAST = {  # the smallest value that means something
     "eval.batch_size": 1,
     "eval.temperature": 0,
 }
+OR_NULL = ("generation_batch_size", "steps_per_generation")  # null: TRL works it out from the others
+COUNTS = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations", *OR_NULL)
 
 
 def check_recipe(recipe: Recipe, path: Path) -> None:
@@ -47,7 +49,8 @@ def check_recipe(recipe: Recipe, path: Path) -> None:
         for part in key.split("."):
             value = getattr(value, part, None)
         if value is not None and value < least:
-            raise RecipeError(f"{path}: {key} is {value}, the least that makes sense is {least}")
+            why = ", as SFT needs held-out rows for its loss and best checkpoint" if key == "data.val" else ""
+            raise RecipeError(f"{path}: {key} is {value}, the least that makes sense is {least}{why}")
     for level in recipe.data.hardness:
         if level not in LEVELS:
             raise RecipeError(f"{path}: data.hardness names '{level}'.{nearest(level, LEVELS)}")
@@ -58,23 +61,43 @@ def check_recipe(recipe: Recipe, path: Path) -> None:
             raise RecipeError(f"{path}: export.formats names '{name}'.{nearest(name, FORMATS)}")
     for section in ("sft", "grpo"):
         config = getattr(recipe, section).config
-        for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations"):
-            if type(value := config.get(key, 1)) is not int or value < 1:
+        for key in COUNTS:
+            value = config.get(key, 1)
+            if not (value is None and key in OR_NULL) and (type(value) is not int or value < 1):
                 raise RecipeError(f"{path}: {section}.{key} is a whole number above 0, found {value!r}")
-    grpo = recipe.grpo.config
-    generations = grpo.get("num_generations", 8)  # TRL's default
-    batch = grpo.get("generation_batch_size") or grpo.get("per_device_train_batch_size", 8) * grpo.get(
-        "gradient_accumulation_steps", 1
-    )
+    _check_groups(recipe.grpo.config, path)
+
+
+def _check_groups(grpo: dict, path: Path) -> None:
+    """TRL's rules for the episodes of one generation batch (GRPOConfig.__post_init__)."""
+    generations = grpo.get("num_generations", 8)  # TRL's defaults
     if generations < 2:
         raise RecipeError(
             f"{path}: grpo.num_generations is {generations}; a group needs at least 2 to have an advantage"
         )
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if (batch * (1 if grpo.get("generation_batch_size") else world)) % generations:
+    whole, steps = grpo.get("generation_batch_size"), grpo.get("steps_per_generation")
+    if whole and steps:
         raise RecipeError(
-            f"{path}: the generation batch of {batch} (grpo.per_device_train_batch_size x gradient_accumulation_steps) "
-            f"does not divide into groups of num_generations={generations}: change one of the three"
+            f"{path}: grpo.generation_batch_size ({whole}) and grpo.steps_per_generation ({steps}) say the same twice: "
+            "leave one of them out"
+        )
+    rows, processes = grpo.get("per_device_train_batch_size", 8), int(os.environ.get("WORLD_SIZE", "1"))
+    of_all = f" x {processes} processes" if processes > 1 else ""
+    if whole:
+        made_of, batch = "grpo.generation_batch_size", whole
+        if whole % (rows * processes):
+            raise RecipeError(
+                f"{path}: grpo.generation_batch_size is {whole}, no multiple of "
+                f"grpo.per_device_train_batch_size ({rows}){of_all}: change one of them"
+            )
+    else:
+        key = "steps_per_generation" if steps else "gradient_accumulation_steps"
+        made_of = f"grpo.per_device_train_batch_size x {key}{of_all}"
+        batch = rows * (steps or grpo.get("gradient_accumulation_steps", 1)) * processes
+    if batch % generations:
+        raise RecipeError(
+            f"{path}: the generation batch of {batch} ({made_of}) does not divide into groups of "
+            f"num_generations={generations}: change one of these"
         )
 
 

@@ -64,7 +64,14 @@ def prepare(recipe: Recipe, tokenizer, say=print) -> tuple[dict[str, list], list
                 ", ".join(f"{n} because: {reason}" for reason, n in reasons)
                 or "none were rejected, check data.* limits"
             )
-            raise UserError(f"split '{split}' is empty. Rejected rows: {why}. Check data.roots and the agent's limits")
+            check = "data.roots and the agent's limits"
+            if split == "sft_val":
+                worked = ", ".join(f"{name} {len(pool['sft_train'])}" for name, pool in pools.items())
+                check = (
+                    f"data.val ({data.val}): it is divided among the tasks by weight, and of a task's rows with a worked "
+                    f"example (here {worked}) at most a fifth is held out. Raise --data.val, or give more rows"
+                )
+            raise UserError(f"split '{split}' is empty. Rejected rows: {why}. Check {check}")
     tools = {name: prompt_tools(recipe.agent, make()) for name, make in ENVIRONMENTS.items()}
     tokens = {split: [row["tokens"] for row in splits[split]] for split in ("sft_train", "sft_val")}
     tokens["rl_train"] = [row["prompt_tokens"] for row in splits["rl_train"]]

@@ -18,7 +18,6 @@ from tasks.base import estimate_tokens
 MAX_DISTINCT = 3000  # values indexed per column, for finding the question's words in the data
 MAX_ROWS = 100_000  # rows looked at for them
 MAX_VALUE_CHARS = 32
-STYLES = ("compact", "ddl")
 RESERVED = frozenset(  # words that SQLite does not take as a bare name
     "add all alter and as autoincrement between case check collate commit constraint create default deferrable delete"
     " distinct drop else escape except exists foreign from group having in index insert intersect into is isnull join"
@@ -223,19 +222,16 @@ def schema_text(
     *,
     schema_tokens: int = 1024,
     sample_values: int = 2,
-    schema_style: str = "compact",
     count_tokens: Callable[[str], int] = estimate_tokens,
     notes: Notes = NO_NOTES,
 ) -> str:
     """The prompt text of a database for a question, at most `schema_tokens` tokens."""
-    if schema_style not in STYLES:
-        raise ValueError(f"schema_style: {schema_style!r} is not one of {', '.join(STYLES)}")
     schema = read_schema(db_path, notes)
     mentioned = mentioned_values(schema, question)
     shown = {(t.name, c.name): _shown(c, mentioned.get((t.name, c.name), []), sample_values) for t, c in _pairs(schema)}
-    lines = {t.name: _line(t, t.columns, shown, schema_style) for t in schema.tables}
+    lines = {t.name: _line(t, t.columns, shown) for t in schema.tables}
     if sum(cost(count_tokens, line) for line in lines.values()) > schema_tokens:
-        lines = _pruned(schema, shown, mentioned, question, schema_tokens, schema_style, count_tokens)
+        lines = _pruned(schema, shown, mentioned, question, schema_tokens, count_tokens)
     return neutral("\n".join(lines.values()))
 
 
@@ -253,13 +249,13 @@ def _shown(column: Column, mentioned: list[str], n: int) -> list[str]:
     return list(dict.fromkeys(mentioned[:2] + column.values))[: max(n, min(len(mentioned), 2))] if n else []
 
 
-def _pruned(schema, shown, mentioned, question, budget, style, count) -> dict[str, str]:
+def _pruned(schema, shown, mentioned, question, budget, count) -> dict[str, str]:
     """Tables by relevance, each as full as still fits: with values, then its relevant columns, then keys only."""
     score = relevance(schema, question, mentioned)
     order = {t.name: i for i, t in enumerate(schema.tables)}
     ranked = sorted(schema.tables, key=lambda t: (-score[t.name, ""], order[t.name]))
     bare = {at: [v for v in values if v in mentioned.get(at, ())] for at, values in shown.items()}
-    forms = {t.name: _forms(t, score, shown, bare, style) for t in ranked}
+    forms = {t.name: _forms(t, score, shown, bare) for t in ranked}
     chosen: dict[str, str] = {}
 
     def rest(room: int) -> str:
@@ -302,25 +298,25 @@ def _pruned(schema, shown, mentioned, question, budget, style, count) -> dict[st
     return lines | {"": rest(reserved)} if len(lines) < len(ranked) else lines
 
 
-def _forms(table: Table, score: dict, shown: dict, bare: dict, style: str) -> list[str]:
+def _forms(table: Table, score: dict, shown: dict, bare: dict) -> list[str]:
     """A table's line from full to least: all with values, all columns, relevant columns and keys, keys and best."""
     ranked = sorted(table.columns, key=lambda c: -score[table.name, c.name])
     least = {c.name for c in table.columns if c.key} | {c.name for c in ranked[:2]}
     relevant = {c.name for c in ranked if c.key or c.reference or score[table.name, c.name] > 0} or least
     forms = [
-        _line(table, table.columns, shown, style),
-        _line(table, table.columns, bare, style),
+        _line(table, table.columns, shown),
+        _line(table, table.columns, bare),
     ]
-    forms += [_line(table, [c for c in table.columns if c.name in keep], bare, style) for keep in (relevant, least)]
+    forms += [_line(table, [c for c in table.columns if c.name in keep], bare) for keep in (relevant, least)]
     return list(dict.fromkeys(forms))
 
 
-def _line(table: Table, columns: list[Column], shown: dict, style: str) -> str:
-    return _line_of(table, tuple((c, tuple(shown[table.name, c.name])) for c in columns), style)
+def _line(table: Table, columns: list[Column], shown: dict) -> str:
+    return _line_of(table, tuple((c, tuple(shown[table.name, c.name])) for c in columns))
 
 
 @lru_cache(maxsize=1 << 14)
-def _line_of(table: Table, shown: tuple[tuple[Column, tuple[str, ...]], ...], style: str) -> str:
+def _line_of(table: Table, shown: tuple[tuple[Column, tuple[str, ...]], ...]) -> str:
     columns = [c for c, _ in shown]
     composite = [quote(c.name) for c in columns if c.key]
     items, notes = [], []
@@ -337,9 +333,5 @@ def _line_of(table: Table, shown: tuple[tuple[Column, tuple[str, ...]], ...], st
         notes.append("")
     if len(columns) < len(table.columns):
         notes[-1] = "; ".join(x for x in (notes[-1], f"{len(table.columns) - len(columns)} more columns") if x)
-    if style == "compact":
-        body = ", ".join(f"{i} /* {n} */" if n else i for i, n in zip(items, notes, strict=True))
-        return f"CREATE TABLE {quote(table.name)} ({body});"
-    commas = [","] * (len(items) - 1) + [""]
-    body = "\n".join(f"  {i}{c}{' -- ' + n if n else ''}" for i, c, n in zip(items, commas, notes, strict=True))
-    return f"CREATE TABLE {quote(table.name)} (\n{body}\n);"
+    body = ", ".join(f"{i} /* {n} */" if n else i for i, n in zip(items, notes, strict=True))
+    return f"CREATE TABLE {quote(table.name)} ({body});"

@@ -50,27 +50,26 @@ def load(
     *,
     seed: int = 42,
     limit: int | None = None,
-    train_others: bool = True,
     hub_id: str | None = None,
     name: str = "spider",
     **schema_options,
 ) -> Iterator[dict | Rejected]:
     """Rows of a split in file order; `limit` draws that many of them by `seed`.
 
-    `schema_options`: schema_tokens, sample_values, schema_style, count_tokens (see tasks.schema_text.schema_text).
+    `schema_options`: schema_tokens, sample_values, count_tokens (see tasks.schema_text.schema_text).
     `hub_id`: questions from the Hugging Face hub (or a folder that `datasets` reads); databases still from `root`.
     """
     folder = locate(root, "spider", ("database",) if hub_id else FILES[split], HINT)
     if not (folder / "database").is_dir():
         raise FileNotFoundError(f"spider: {folder} has {_listing(folder)} but no database/ folder.\n{HINT}")
-    raw = _raw_rows(split, folder, train_others, hub_id)
+    raw = _raw_rows(split, folder, hub_id)
     if limit is not None and limit < len(raw):
         raw = [raw[i] for i in sorted(random.Random(seed).sample(range(len(raw)), limit))]
     for item in raw:
         yield _row(item, folder, split, name, schema_options)
 
 
-def _raw_rows(split: str, folder: Path, train_others: bool, hub_id: str | None) -> list[dict]:
+def _raw_rows(split: str, folder: Path, hub_id: str | None) -> list[dict]:
     if hub_id:
         from datasets import load_dataset
 
@@ -78,7 +77,7 @@ def _raw_rows(split: str, folder: Path, train_others: bool, hub_id: str | None) 
         return [dict(item) | {"id": f"{split}-{i}"} for i, item in enumerate(data)]
     path = next(folder / f for f in FILES[split] if (folder / f).exists())
     rows = _numbered(path, "train" if split == "train" else "dev")
-    if split == "train" and train_others and path.suffix == ".json" and (folder / "train_others.json").exists():
+    if split == "train" and path.suffix == ".json" and (folder / "train_others.json").exists():
         rows += _numbered(folder / "train_others.json", "others")
     return rows
 

@@ -1,5 +1,7 @@
 """Recipes: what is wrong in one is said at once, with the nearest valid name."""
 
+import contextlib
+
 import pytest
 import yaml
 
@@ -31,6 +33,11 @@ def recipe(tmp_path):
         ({"grpo": {"max_completion_length": 5}}, "agent.max_completion_length"),
         ({"grpo": {"num_generations": 3, "per_device_train_batch_size": 8}}, "does not divide into groups"),
         ({"grpo": {"num_generations": 1}}, "at least 2"),
+        ({"grpo": {"per_device_train_batch_size": 2, "steps_per_generation": 3}}, "x steps_per_generation.* groups of"),
+        ({"grpo": {"steps_per_generation": 0}}, "steps_per_generation is a whole number above 0"),
+        ({"grpo": {"generation_batch_size": 12, "num_generations": 4}}, "no multiple of .*batch_size .8."),
+        ({"grpo": {"generation_batch_size": 16, "steps_per_generation": 2}}, "leave one of them out"),
+        ({"data": {"val": 0}}, "data.val is 0, the least that makes sense is 1, as SFT needs held-out rows"),
         ({"data": {"correction_share": 2.0}}, "a share of 0 to 1"),
         ({"tasks": {}}, "tasks needs at least one"),
         ({"run": "a/b"}, "plain folder name"),
@@ -39,6 +46,39 @@ def recipe(tmp_path):
 def test_mistakes_are_said(recipe, sections, says):
     with pytest.raises(RecipeError, match=says):
         recipe(**sections)
+
+
+GROUPS = [  # rows, accumulation, steps_per_generation, generation_batch_size, num_generations, processes
+    (2, 1, 2, None, 4, 1), (2, 2, 1, None, 4, 1), (2, 2, 1, None, 4, 2), (8, 3, None, None, 8, 1), (4, 1, None, None, 8, 1),
+    (4, 1, None, None, 8, 2), (2, 1, None, 8, 4, 1), (2, 1, None, 6, 4, 1), (4, 1, None, 12, 4, 2), (2, 1, 4, 8, 4, 1),
+]  # fmt: skip
+
+
+@pytest.mark.slow  # importing TRL
+@pytest.mark.parametrize(("rows", "accumulation", "steps", "whole", "group", "processes"), GROUPS)
+def test_a_generation_batch_is_refused_where_trl_refuses_it(
+    recipe, monkeypatch, rows, accumulation, steps, whole, group, processes
+):
+    from trl import GRPOConfig
+
+    config = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation,
+              "steps_per_generation": steps, "generation_batch_size": whole, "num_generations": group}  # fmt: skip
+    monkeypatch.setattr(GRPOConfig, "world_size", processes)
+    try:
+        GRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **config)
+        refused = contextlib.nullcontext()
+    except ValueError:
+        refused = pytest.raises(RecipeError)
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    with refused:
+        recipe(grpo=config)
+
+
+def test_steps_per_generation_counts_where_it_is_given(recipe):
+    grpo = {"per_device_train_batch_size": 2, "num_generations": 4}
+    assert recipe(grpo=grpo | {"steps_per_generation": 2})
+    with pytest.raises(RecipeError, match="generation batch of 2 .*x gradient_accumulation_steps"):
+        recipe(grpo=grpo)
 
 
 def test_overrides(recipe):

@@ -9,7 +9,7 @@ import pytest
 
 from core import fit
 from core.config import UserError, load_recipe
-from core.memory import Batch, batch_of, predict, step_time
+from core.memory import Batch, _rollouts, batch_of, predict, report, stage_config, step_time
 from core.sizes import ARCHITECTURES, GPUS, Architecture, Device, device
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,6 +61,31 @@ def test_settings_move_the_prediction_as_they_move_memory(recipe):
     assert optimizer == pytest.approx(arch.parameters * 2 * 4)  # two states of float32 weights
 
 
+def test_predicts_the_engine_that_step_4_takes(recipe, monkeypatch):
+    """The backend's own fields: asleep unless told otherwise, vLLM where nothing is said, as far as it is there."""
+    on, here = GPUS["3090"], Device("a card of this machine", 23.6)
+    unsaid, silent = copy.deepcopy(recipe), copy.deepcopy(recipe)
+    del unsaid.grpo.config["vllm_enable_sleep_mode"]
+    assert predict(unsaid, "grpo", on) == predict(recipe, "grpo", on)
+    assert "sleep_mode" not in fit.advice(unsaid, "grpo", on, by_itself=True)
+    del silent.grpo.config["use_vllm"]
+    for there, on_this in ((True, {"vLLM"}), (False, {"KV cache"})):
+        monkeypatch.setattr("core.backend.vllm_installed", lambda there=there: there)
+        assert _moment(recipe, on) == {"vLLM"}  # --gpu: the recipe names it, so that machine has it
+        assert _moment(recipe, here) == _moment(silent, here) == _moment(silent, on) == on_this
+        said = "\n".join(report(silent, on))
+        assert f"rollouts by {'vLLM in' if there else 'transformers'}" in said
+        assert f"assumed: grpo.use_vllm is not set, and vLLM is{'' if there else ' not'} installed here" in said
+        assert "assumed" not in "\n".join(report(recipe, on) + report(silent, here))
+
+
+def _moment(recipe, on) -> set[str]:
+    """What the rollouts of the prediction need memory for."""
+    config, _ = stage_config(recipe, "grpo", on)
+    found = _rollouts(config, ARCHITECTURES[recipe.model], batch_of(recipe, "grpo"), 2, on)
+    return set(found) & {"vLLM", "KV cache"}
+
+
 def test_micro_batch_shrinks_and_the_optimizer_step_stays(recipe):
     seen, now = [], recipe
     now.grpo.config |= {"per_device_train_batch_size": 12, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
@@ -103,6 +128,19 @@ def test_only_running_out_of_memory_is_explained(recipe, monkeypatch):
     with pytest.raises(UserError) as error, fit.fitted(recipe, "grpo", True, lambda _: None):
         raise ValueError("Free memory on device is less than desired. Decrease gpu_memory_utilization")  # vLLM's own
     assert "vllm_gpu_memory_utilization 0.35 (now 0.45)" in str(error.value) and len(str(error.value).split("\n")) == 5
+
+
+@pytest.mark.parametrize(
+    ("processes", "auto_fit", "says"),
+    [(1, False, "--auto_fit does this by itself"), (2, False, ""), (2, True, "--auto_fit acts before the start only")],
+)
+def test_advice_says_of_auto_fit_what_it_does(recipe, monkeypatch, processes, auto_fit, says):
+    monkeypatch.setattr(fit, "device", lambda: GPUS["3090"])
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    with pytest.raises(UserError) as error, fit.fitted(recipe, "sft", auto_fit, lambda _: None):
+        raise MemoryError("CUDA out of memory")
+    assert "--sft.gradient_accumulation_steps 8 (now 4)" in str(error.value) and says in str(error.value)
+    assert ("by itself" in str(error.value)) == (says.endswith("by itself"))
 
 
 def test_a_model_of_unknown_shape_is_no_obstacle(recipe, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_steps_with_two_processes(home):
         # killed after its last checkpoint: both go on from there; another number of processes is refused, nothing lost
         (folder / "manifest.json").unlink()
         _, err = launch(1, step, *words, code=1)
-        assert "written by several processes" in err and (folder / "checkpoint-2").exists()
+        assert "written by 2 processes" in err and (folder / "checkpoint-2").exists()
         out, _ = launch(2, step, *words)
         assert out.count("resuming from") == 1 and (folder / "manifest.json").exists()
 
@@ -119,6 +120,80 @@ def test_what_sharded_weights_cannot_do(monkeypatch):
         check_sharded(load_in_4bit=True)
     with pytest.raises(UserError, match="without vLLM"):
         check_sharded(load_in_4bit=False, generates=True)
+    with pytest.raises(UserError, match="sft.accuracy_rows is 64.* Add --sft.accuracy_rows 0"):
+        check_sharded(load_in_4bit=False, accuracy_rows=64)
+    with pytest.raises(UserError, match="Add --grpo.accuracy_rows 0"):
+        check_sharded(load_in_4bit=False, generates=True, use_vllm=True, accuracy_rows=64)
+
+
+def commands_for_divided_weights() -> list[str]:
+    files = [ROOT / "recipes/accelerate/fsdp2.yaml", ROOT / "recipes/accelerate/zero3.yaml", ROOT / "docs/scaling.md"]
+    found = [line for file in files for line in re.findall(r"accelerate launch .*", file.read_text())]
+    return [line for line in found if "ddp.yaml" not in line]
+
+
+@pytest.mark.parametrize("command", commands_for_divided_weights())
+def test_printed_commands_for_divided_weights_are_not_refused(command, monkeypatch):
+    """With a GPU recipe in place of R, whose accuracy_rows are on."""
+    from core.config import load_recipe
+    from core.ranks import check_sharded
+
+    step, overrides = re.search(r"(step\d)_\w+\.py --config \S+(.*)", command).groups()
+    recipe = load_recipe(ROOT / "recipes/spider-llama-3.2-3b-80gb.yaml", overrides.split())
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    section, generates = (recipe.sft, False) if step == "step3" else (recipe.grpo, True)
+    use_vllm = section.config.get("use_vllm", False)
+    check_sharded(section.load_in_4bit, generates, use_vllm, section.accuracy_rows)
+
+
+def test_there_are_commands_for_both_steps():
+    commands = commands_for_divided_weights()
+    assert len(commands) == 6 and sum("step3_sft.py" in c for c in commands) == 3
+
+
+@pytest.mark.slow
+def test_accuracy_rows_of_divided_weights_are_refused_before_anything_is_loaded(home, monkeypatch):
+    """The steps themselves, in one process that is told that its weights are divided."""
+    from core.backend import vllm_installed
+
+    words = ["--config", "recipes/ci.yaml", "--model", str(home / "tiny"), "--data_root", str(home / "divided"),
+             "--checkpoint_root", str(home / "ck-divided")]  # fmt: skip
+    launch(1, "step2_prepare_data.py", *words)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    _, err = launch(1, "step3_sft.py", *words, "--sft.accuracy_rows", "2", code=1)
+    assert "Add --sft.accuracy_rows 0" in err and "Traceback" not in err
+    server = ["--from_stage", "base", "--grpo.use_vllm", "true", "--grpo.vllm_mode", "server"]
+    _, err = launch(1, "step4_grpo.py", *words, *server, "--grpo.accuracy_rows", "2", code=1)
+    says = "Add --grpo.accuracy_rows 0" if vllm_installed() else "rollouts without vLLM"
+    assert says in err and "Traceback" not in err
+
+
+def test_several_gpus_need_a_launcher_or_one_of_them(monkeypatch):
+    import torch
+
+    from core.config import UserError
+    from core.ranks import check_sharded
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setattr(sys, "argv", ["step3_sft.py", "--config", "recipes/R.yaml"])
+    with pytest.raises(UserError) as error:
+        check_sharded(load_in_4bit=False)
+    assert "CUDA_VISIBLE_DEVICES=2 python step3_sft.py --config recipes/R.yaml" in str(error.value)
+    assert "ddp.yaml --num_processes 2 step3_sft.py --config recipes/R.yaml" in str(error.value)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # one process of accelerate launch
+    check_sharded(load_in_4bit=False)
+    monkeypatch.delenv("LOCAL_RANK")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_sharded(load_in_4bit=False)
+
+
+def test_rollout_servers_do_not_divide_data():
+    """TRL's server ends with an error where a dense model, as all of ours, is served by data_parallel_size above 1."""
+    text = "".join((ROOT / name).read_text() for name in ("recipes/accelerate/slurm.sh", "docs/scaling.md"))
+    lines = re.findall(r"^.*trl vllm-serve .+$", text, re.M)
+    assert len(lines) >= 2 and not any("data_parallel" in line for line in lines)
 
 
 # ---- what the processes run ------------------------------------------------------------------------------------------

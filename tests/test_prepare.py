@@ -42,6 +42,11 @@ def test_grpos_prompts_may_have_a_mixture_of_their_own(divide):
     assert divide("--data.rl_tasks", "{mini_math: 1}")["rl_train"] == {"mini_math": 40}
 
 
+def test_an_empty_split_of_held_out_rows_names_its_setting(divide):
+    with pytest.raises(UserError, match=r"'sft_val' is empty.* Check data.val \(1\).*mini_sql 100, mini_math 100"):
+        divide("--data.val", "1", "--tasks", "{mini_sql: 1, mini_math: 1}")
+
+
 @pytest.mark.parametrize("mixture", ["{spider: 1}", "{mini_math: 0}"])
 def test_a_mixture_of_tasks_that_are_not_there_is_refused(mixture):
     with pytest.raises(RecipeError, match="data.rl_tasks takes weights above 0 of mini_sql, mini_math"):

@@ -12,7 +12,7 @@ from envs import ENVIRONMENTS
 from tasks import COLUMNS, TASKS, Rejected
 from tasks.base import estimate_tokens
 from tasks.hardness import hardness, level
-from tasks.schema_text import NO_NOTES, Notes, mentioned_values, read_schema, schema_text
+from tasks.schema_text import Notes, mentioned_values, read_schema, schema_text
 from tasks.spider import tidy_sql
 
 SPIDER = TASKS["spider"]
@@ -100,7 +100,6 @@ def test_keys_and_meanings_of_tables_json_reach_the_prompt(folder):
 def test_train_others_are_read_when_they_are_there(folder):
     shutil.copy(folder / "dev.json", folder / "train_others.json")
     assert [r["id"] for r in rows_of("train", folder)[0]][-1] == "spider-others-0"
-    assert len(rows_of("train", folder, train_others=False)[0]) == 3
 
 
 def test_limit_draws_by_seed(folder):
@@ -207,13 +206,12 @@ def test_over_the_budget_what_the_question_names_stays(wide_db, budget):
         assert any(x.startswith("CREATE TABLE song") for x in lines)  # joined to the relevant table
 
 
-@pytest.mark.parametrize("style", ["compact", "ddl"])
-def test_a_table_without_keys_that_no_question_names_keeps_some_columns(tmp_path, style):
+def test_a_table_without_keys_that_no_question_names_keeps_some_columns(tmp_path):
     path = str(tmp_path / "odd.sqlite")
     with sqlite3.connect(path) as db:
         db.execute(f"CREATE TABLE measures ({', '.join(f'reading_{i} REAL' for i in range(40))})")
     db.close()
-    text = schema_text(path, "Which singers come from france?", schema_tokens=60, schema_style=style)
+    text = schema_text(path, "Which singers come from france?", schema_tokens=60)
     assert "reading_0 real" in text and "38 more columns" in text
 
 
@@ -239,15 +237,12 @@ def test_values_in_the_question_are_found_in_any_case(wide_db):
 
 def test_schema_text_runs_as_sql(shop_db, wide_db):
     for path in (shop_db, wide_db):
-        for style in ("compact", "ddl"):
-            text = schema_text(path, "", schema_tokens=10**6, schema_style=style, sample_values=3)
-            again = sqlite3.connect(":memory:")
-            again.executescript(text)
-            original = read_schema(path)
-            for table in original.tables:
-                names = [r[1] for r in again.execute(f'PRAGMA table_info("{table.name}")')]
-                assert names == [c.name for c in table.columns]
-            again.close()
+        again = sqlite3.connect(":memory:")
+        again.executescript(schema_text(path, "", schema_tokens=10**6, sample_values=3))
+        for table in read_schema(path).tables:
+            names = [r[1] for r in again.execute(f'PRAGMA table_info("{table.name}")')]
+            assert names == [c.name for c in table.columns]
+        again.close()
 
 
 def test_odd_names_and_values_stay_one_line(tmp_path):
@@ -260,8 +255,6 @@ def test_odd_names_and_values_stay_one_line(tmp_path):
     text = schema_text(str(path), notes=Notes({"order.note": "free text"}))
     assert "\n" not in text and "\"Home Town\" text /* 'it''s', 'b' */" in text and "broken" not in text
     assert text.count("*/") == text.count("/*")
-    with pytest.raises(ValueError, match="schema_style: 'wide' is not one of compact, ddl"):
-        schema_text(str(path), schema_style="wide", notes=NO_NOTES)
 
 
 # ---- hardness --------------------------------------------------------------------------------------------------------

@@ -65,8 +65,9 @@ def test_slurm_starts_trls_server_with_its_arguments():
     found = re.findall(r"trl vllm-serve (.+?)(?: &)?$", text, re.M)
     assert len(found) >= 2
     for line in found:
-        words = shlex.split(line.replace("$gpus", "4"))
-        assert HfArgumentParser(ScriptArguments).parse_args_into_dataclasses(words)[0].model
+        words = shlex.split(line.replace("${SERVER_GPUS:-1}", "1"), comments=True)
+        asked = HfArgumentParser(ScriptArguments).parse_args_into_dataclasses(words)[0]
+        assert asked.model and asked.data_parallel_size == asked.tensor_parallel_size == 1  # dense models
 
 
 def test_the_engine_asks_for_settings_that_there_are(tmp_path, monkeypatch):
