@@ -17,7 +17,8 @@ def generation_backend(recipe: Recipe, cuda: bool, vllm: bool | None = None) -> 
     asked = recipe.grpo.config
     wanted, paged = asked.get("use_vllm"), asked.get("use_transformers_continuous_batching", False)
     mode = asked.get("vllm_mode", "colocate")
-    usable = vllm and (cuda or mode == "server")
+    packed = recipe.grpo.load_in_4bit  # TRL 1.16 would hand them over as they are (huggingface/trl, issue 4973)
+    usable = vllm and (cuda or mode == "server") and not packed
     if usable and (wanted or (wanted is None and not paged)):
         fields = {"use_vllm": True, "vllm_mode": mode, "use_transformers_continuous_batching": False}
         if mode == "server":
@@ -29,6 +30,7 @@ def generation_backend(recipe: Recipe, cuda: bool, vllm: bool | None = None) -> 
         asleep = "asleep during updates" if fields["vllm_enable_sleep_mode"] else "kept in memory"
         return fields, f"vLLM in this process, {asleep}"
     missing = "" if vllm else "vLLM is not installed (./step1_env.sh --gpu installs it)"
+    missing = missing or ("vLLM does not take the 4-bit weights that are trained on" if packed else "")
     missing = missing or ("" if usable else "vLLM in the trainer's process needs a CUDA device")
     why = f": {missing}" if wanted and missing else ""
     if paged:

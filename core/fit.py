@@ -120,7 +120,8 @@ def advice(recipe: Recipe, stage: str, on: Device, by_itself: bool) -> str:
     if stage == "grpo":
         out.append(f"--agent.max_completion_length {length * 3 // 4} (now {length}): longer episodes are cut")
     if not section.load_in_4bit and section.lora:
-        out.append(f"--{stage}.load_in_4bit true (now false): the frozen weights take a third")
+        slower = "; rollouts are slower then, without vLLM" if config.get("use_vllm") else ""
+        out.append(f"--{stage}.load_in_4bit true (now false): the frozen weights take a third{slower}")
     elif section.lora is None:
         out.append(f"--{stage}.lora '{{r: 16}}' (now null): an adapter instead of every weight")
     longest = recipe.data.max_length

@@ -28,6 +28,13 @@ def test_without_it_the_run_goes_on_and_says_why(machine):
     assert "vLLM" not in choose(config="recipes/demo.yaml", **machine)[1]  # nobody asked for it
 
 
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_4bit_weights_are_not_handed_to_vllm(mode):
+    """TRL sends each parameter as it is stored, packed: vLLM would refuse the shape after minutes of loading."""
+    fields, sentence = choose("--grpo.load_in_4bit", "true", "--grpo.vllm_mode", mode)
+    assert fields == {"use_vllm": False} and "4-bit" in sentence
+
+
 def test_what_the_recipe_says_wins():
     assert choose("--grpo.use_vllm", "false")[0] == {"use_vllm": False}
     fields, sentence = choose("--grpo.use_vllm", "false", "--grpo.use_transformers_continuous_batching", "true")
