@@ -1,12 +1,13 @@
 """How hard each prompt is for the model that GRPO starts from: K samples of each, once, kept on disk.
 
 A group whose episodes all earn the same teaches nothing, so prompts that are always or never solved are left out, and
-the rest is ordered from easy to hard. Every sample draws random numbers of its own (core/rollout.py), so an interrupted
-rating goes on where it stopped and comes to the same figures.
+the rest is ordered from easy to hard. Only as many are rated as the run needs. Every sample draws random numbers of its
+own (core/rollout.py), so an interrupted rating goes on where it stopped and comes to the same figures.
 """
 
 import hashlib
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -44,22 +45,26 @@ def rated_prompts(
     def episode(row, sample):
         return Episode(row, make_env(row["environment"]), tokenizer, recipe.agent, sample=sample)
 
-    part = (arguments.process_index, arguments.world_size)
-    rate(rows, samples, play, episode, judge, path, key, part, say)
-    arguments.distributed_state.wait_for_everyone()
-    rows = rated(rows, path, key)
-    a = arguments
+    a, part = arguments, (arguments.process_index, arguments.world_size)
     batch = a.generation_batch_size // a.num_generations
-    kept, counts = select(rows, max(batch, round(LEAST * len(rows))))
     used = a.max_steps * a.gradient_accumulation_steps * batch // (a.steps_per_generation * a.num_iterations)
+    used = used if a.max_steps > 0 else len(rows)
+    needed, useful, done, counts = used * (1 + recipe.grpo.resample), 0, 0, {}
+    rows = random.Random(recipe.seed).sample(rows, len(rows))
+    while done < len(rows) and useful < needed:  # no more of them than the run will see
+        first, done = done, min(len(rows), done + 2 * max(batch, needed - useful))
+        rate(rows[first:done], samples, play, episode, judge, path, key, part, say)
+        a.distributed_state.wait_for_everyone()
+        kept, counts = select(rated(rows[:done], path, key), max(batch, round(LEAST * done)))
+        useful = counts["used"] - counts["kept all the same"]
     if part[0] == 0:
         spare = counts["kept all the same"]
         say(
-            f"difficulty: of {len(rows)} prompts, {samples} samples each, {counts['always solved']} are always and "
-            f"{counts['never solved']} never solved; {len(kept)} are used, easy ones first"
+            f"difficulty: of {done} prompts ({len(rows)} there are), {samples} samples each, {counts['always solved']} are "
+            f"always and {counts['never solved']} never solved; {len(kept)} are used, easy ones first"
             + (f" ({spare} of these all the same, as too few remain)" if spare else "")
         )
-    return easy_to_hard(kept, used if a.max_steps > 0 else len(kept)), counts
+    return easy_to_hard(kept, used), counts
 
 
 def rate(

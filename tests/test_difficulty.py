@@ -163,6 +163,34 @@ def test_the_key_follows_the_weights_and_the_agent(tmp_path):
     assert rating_key(recipe, str(tmp_path), 1.0) != key
 
 
+@pytest.mark.parametrize(("steps", "resample", "rated"), [(5, 0, (20, 45)), (5, 1, (40, 90)), (-1, 0, (100, 100))])
+def test_no_more_prompts_are_rated_than_the_run_sees(tmp_path, monkeypatch, steps, resample, rated):
+    from types import SimpleNamespace
+
+    from core import difficulty
+    from core.config import load_recipe
+
+    words = ["--grpo.rate_difficulty", "4", "--grpo.resample", str(resample), "--data_root", str(tmp_path)]
+    recipe, model, said = load_recipe("recipes/ci.yaml", words), Model(), []
+    monkeypatch.setattr(difficulty, "open_source", lambda *_: (None, lambda temperature: model))
+    monkeypatch.setattr(difficulty, "Episode", lambda row, env, tokenizer, agent, sample: Played(row, sample))
+    arguments = SimpleNamespace(
+        temperature=1.0, world_size=1, process_index=0, generation_batch_size=8, num_generations=4, max_steps=steps,
+        gradient_accumulation_steps=2, steps_per_generation=2, num_iterations=1,
+        distributed_state=SimpleNamespace(wait_for_everyone=lambda: None),
+    )  # fmt: skip
+    rows = prompts(100)
+    for again in (False, True):
+        model.played = 0
+        kept, counts = difficulty.rated_prompts(
+            recipe, rows, str(tmp_path), arguments, lambda name: None, judge, "", said.append
+        )
+        assert model.played == (0 if again else 4 * counts["rated"]) and rated[0] <= counts["rated"] <= rated[1]
+        assert len(kept) == counts["used"] >= (2 * steps * (1 + resample) if steps > 0 else 80)
+        assert all(0 < row["difficulty"] < 1 for row in kept)
+    assert f"of {counts['rated']} prompts (100 there are), 4 samples each" in said[-1]
+
+
 def test_what_counts_as_right_is_the_heaviest_reward():
     from rewards import main_reward
 
