@@ -10,10 +10,11 @@ from pathlib import Path
 from core.artifacts import atomic_dir, atomic_file, read_json, read_manifest
 from core.config import Recipe, UserError
 from core.gguf import KINDS, plan, tensor_shapes, turned
-from core.models import model_source
+from core.models import adapter_base, model_source
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 TOKENS = ".token_adapter.trainable_tokens_delta"  # PEFT: whole rows of an embedding, in place of the base's
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that it takes as --max-lora-rank
 
 
 def chain(source: Path) -> list[Path]:
@@ -27,9 +28,9 @@ def chain(source: Path) -> list[Path]:
                 f"{source} has no adapter: {folder} was trained in all its weights, or is the base. Export hf"
             )
         found.insert(0, folder)
-        folder = Path(read_config(found[0])["base_model_name_or_path"])
-        if folder.name != "merged":
+        if Path(read_config(folder)["base_model_name_or_path"]).name != "merged":
             return found
+        folder = Path(adapter_base(str(folder)))  # which knows of runs that have been moved
 
 
 def check_adapter(recipe: Recipe, adapter: Path, base: Path) -> None:
@@ -37,6 +38,8 @@ def check_adapter(recipe: Recipe, adapter: Path, base: Path) -> None:
     if not (adapter / WEIGHTS).exists():
         raise UserError(f"{adapter} is not a whole adapter: {WEIGHTS} is missing. Choose another checkpoint")
     grown_on = read_config(adapter)["base_model_name_or_path"]
+    if Path(grown_on).name == "merged":
+        grown_on = adapter_base(str(adapter))  # which knows of runs that have been moved
     while Path(grown_on).name == "merged" and (stage := read_manifest(Path(grown_on).parent)):
         grown_on = stage["base"]
     if (
@@ -64,18 +67,49 @@ def check_adapter(recipe: Recipe, adapter: Path, base: Path) -> None:
             )
 
 
-def combine(adapters: list[Path], base: str, target: Path) -> Path:
-    """One PEFT folder on `base`, with rank and effect of all `adapters` together."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    configs = [read_config(folder) for folder in adapters]
-    for folder, config in zip(adapters, configs, strict=True):
+def check_joining(adapters: list[Path]) -> None:
+    """UserError if what the adapters change is not only a product of two factors."""
+    for folder in adapters:
+        config = read_config(folder)
         odd = [
             k for k in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save") if config.get(k)
         ]
         if odd:
             raise UserError(f"{folder} uses {', '.join(odd)}, which cannot be joined into one adapter: export hf")
+
+
+def has_rows(adapter: Path) -> bool:
+    """Whether whole rows of embeddings were trained beside the matrices (tokens that the base has never seen)."""
+    return any(_split(name)[1] == TOKENS for name in tensor_shapes(adapter, WEIGHTS)[adapter / WEIGHTS])
+
+
+def check_rows(adapters: list[Path]) -> None:
+    for folder in adapters:
+        if has_rows(folder):
+            raise UserError(
+                f"{folder} has rows of embeddings, which a GGUF adapter cannot hold: export gguf-q8_0 instead of gguf-lora"
+            )
+
+
+def vllm_line(adapter: Path, model: str, name: str) -> str:
+    """How vLLM serves the adapter on its base, or why it does not."""
+    rank = next((r for r in VLLM_RANKS if r >= read_config(adapter)["r"]), None)
+    if has_rows(adapter) or rank is None:
+        why = "has rows of embeddings" if rank else f"has a rank above {VLLM_RANKS[-1]}"
+        return f"not this adapter, which {why}: serve the format hf"
+    return (
+        f"vllm serve {model} --enable-lora --max-lora-rank {rank} --lora-modules {name}={adapter} "
+        f"--chat-template {adapter / 'chat_template.jinja'} --enable-auto-tool-choice --tool-call-parser hermes"
+    )
+
+
+def combine(adapters: list[Path], base: str, target: Path) -> Path:
+    """One PEFT folder on `base`, with rank and effect of all `adapters` together."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    check_joining(adapters)
+    configs = [read_config(folder) for folder in adapters]
     parts = [load_file(folder / WEIGHTS) for folder in adapters]
     joined, rows = {}, {}
     for name in sorted({name for part in parts for name in part}):
@@ -117,8 +151,7 @@ def convert_adapter(adapter: Path, base: Path, target: Path) -> Path:
     from safetensors.torch import load_file
 
     parts, config = load_file(adapter / WEIGHTS), read_config(adapter)
-    if any(_split(name)[1] == TOKENS for name in parts):
-        raise UserError(f"{adapter} has rows of embeddings, which a GGUF adapter cannot hold: export gguf-q8_0 instead")
+    check_rows([adapter])
     model = plan(base, next(iter(KINDS)))
     places = {tensor.source: tensor for tensor in model.tensors}
     with atomic_file(target, "wb") as out:

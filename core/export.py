@@ -1,7 +1,7 @@
 """A stage as files for other programs, each of which speaks as it was trained: safetensors, GGUF, Ollama, adapters.
 
-`export` checks everything that can be checked before it works: the folder, the adapter and its base, the architecture,
-the quantisation, the disk. Every file is then whole or absent, and the manifest beside them holds their checksums.
+`export` checks everything that can be checked before it works (core/export_checks.py): the folder, the adapter and its
+base, architecture, tokenizer, disk. Every file is then whole or absent, and the manifest beside them holds their checksums.
 """
 
 import hashlib
@@ -11,24 +11,32 @@ import shutil
 import time
 from pathlib import Path
 
-import yaml
-
-from core.adapter import chain, check_adapter, combine, convert_adapter
-from core.artifacts import atomic_dir, atomic_file, read_manifest, write_manifest
-from core.chat import family_of, template_for
+from core.adapter import chain, combine, convert_adapter, vllm_line
+from core.artifacts import atomic_dir, read_manifest, write_manifest
+from core.card import TEXTS, licence_folder, measured, trainings, write_card
+from core.chat import FAMILIES, family_of, template_for
 from core.config import FORMATS, Recipe, UserError
-from core.gguf import convert, plan, weight_files
+from core.export_checks import (
+    check,
+    check_folder,
+    checksum,
+    clear_leftovers,
+    earlier_export,
+    finished,
+    freed_bytes,
+    is_model,
+    local,
+    outdated,
+    remove_outdated,
+    tokenizer_folder,
+)
+from core.gguf import convert, weight_files
+from core.llama_server import NUM_CTX
 from core.models import STAGES, adapter_base, fingerprint, load_tokenizer, save_merged, stage_source
-from core.ollama import write_ollama
+from core.ollama import modelfile, write_ollama
 
-LICENCES = {  # as the hub's cards of the recipes' bases say; the first that fits counts
-    "HuggingFaceTB/SmolLM2": "apache-2.0",
-    "Qwen/Qwen2.5-3B": "qwen-research",
-    "Qwen/Qwen2.5-Coder-3B": "qwen-research",
-    "Qwen/Qwen2.5-72B": "qwen",
-    "Qwen/": "apache-2.0",
-    "meta-llama/Llama-3.2": "llama3.2",
-}
+FILES = 2  # what a folder holds; counted up, so that folders of an older version of this step are made again
+LIBRARIES = {"hf": "transformers", "adapter": "peft"}  # formats with a card, and what loads them
 
 
 def chosen_stage(recipe: Recipe, stage: str, say=print) -> str:
@@ -42,7 +50,7 @@ def chosen_stage(recipe: Recipe, stage: str, say=print) -> str:
     own = [s for s in STAGES if s in stages and stages[s]["accuracy"] is not None]  # None: nothing could be judged
     if not own:
         raise UserError(f"{summary} has no accuracy of {', '.join(STAGES)}: run step5_eval.py, or pass --export.stage")
-    if stale := [s for s in own if not _measured(recipe, s)]:
+    if stale := [s for s in own if not measured(recipe, s)]:
         raise UserError(
             f"{summary} measured other weights of {', '.join(stale)} than there are now. Run step5_eval.py again"
         )
@@ -54,50 +62,49 @@ def chosen_stage(recipe: Recipe, stage: str, say=print) -> str:
     return best
 
 
-def _measured(recipe: Recipe, stage: str) -> bool:
-    """Whether the last evaluation was one of the weights that the stage has now."""
-    summary = recipe.run_dir / "eval" / "summary.json"
-    weights = json.loads(summary.read_text(encoding="utf-8"))["weights"] if summary.exists() else {}
-    return stage in weights and weights[stage] == json.loads(json.dumps(fingerprint(stage_source(recipe, stage))))
-
-
 def export(recipe: Recipe, stage: str, formats: list[str], folder: Path, say=print) -> dict[str, Path]:
     """Make each of `formats` (and what it is made from) out of a stage or checkpoint folder; returns their paths."""
     source = local(stage_source(recipe, stage))
     base = local(adapter_base(str(source))) if adapter_base(str(source)) else None
-    formats = _with_needs(formats)
-    made_of = json.loads(json.dumps([fingerprint(str(source)), _settings(recipe)]))
-    earlier = _earlier(recipe, folder)
-    artifacts = _finished(folder, earlier, made_of)
+    formats, settings = _with_needs(formats), _settings(recipe)
+    made_of = json.loads(json.dumps([fingerprint(str(source)), settings]))
+    check_folder(folder)
+    earlier = earlier_export(recipe, folder)
+    clear_leftovers(folder)
+    artifacts = finished(folder, earlier, made_of)
     if "ollama" in formats and "ollama" in artifacts:
         file = Path(_place(recipe, _served_gguf(formats))).name
         if f"ollama/{file}" not in artifacts["ollama"]["files"]:
             del artifacts["ollama"]  # it holds another quantisation
-    _check(recipe, source, base, [name for name in formats if name not in artifacts], folder)
-    _remove(folder, earlier, artifacts, say)
+    todo = [name for name in formats if name not in artifacts]
+    check(recipe, source, base, todo, folder, freed_bytes(outdated(folder, earlier, artifacts)), settings)
+    remove_outdated(folder, earlier, artifacts, formats, say)
+    if (own := trainings(source)) and (run := list(own.values())[-1]["recipe"]["run"]) != recipe.run:
+        say(f"warning: {source} is of run '{run}', and is exported under the name of run '{recipe.run}'")
 
     paths = {name: folder / _place(recipe, name) for name in formats}
-    makers = {"hf": lambda target: _write_hf(recipe, stage, source, base, target)}
+    card = (stage, source, licence_folder(recipe, base or source))
+    makers = {"hf": lambda target: _write_hf(recipe, card, base, target)}
     makers |= {
         n: lambda target, n=n: convert(paths["hf"], target, n.removeprefix("gguf-")) for n in formats if "gguf-" in n
     }
     makers["ollama"] = lambda target: write_ollama(
-        paths["hf"], paths[_served_gguf(formats)], target, _num_ctx(recipe), recipe.eval.temperature, _system(recipe)
+        paths["hf"], paths[_served_gguf(formats)], target, num_ctx(recipe), recipe.eval.temperature, settings["system"]
     )
-    makers["adapter"] = lambda target: combine(chain(source), recipe.model, target)
+    makers["adapter"] = lambda target: _write_adapter(recipe, card, base, target)
     makers["gguf-lora"] = lambda target: convert_adapter(paths["adapter"], local(stage_source(recipe, "base")), target)
     facts = {"stage": stage, "source": str(source), "made_of": made_of, "artifacts": artifacts}
     for name in formats:
         started = time.time()
         if name in artifacts:
             say(f"{paths[name]} is finished already")
-            if name == "hf" and _write_card(recipe, stage, base or source, paths[name]):  # evaluated since
-                artifacts[name]["files"]["hf/README.md"] = _checksum(paths[name] / "README.md")
+            if name in LIBRARIES and write_card(recipe, *card, paths[name], LIBRARIES[name]):  # evaluated since
+                artifacts[name]["files"][f"{name}/README.md"] = checksum(paths[name] / "README.md")
                 write_manifest(folder, recipe, [], started, **facts)
             continue
         write_manifest(folder, recipe, [], started, **facts)  # before the work too: it says whose folder this is
         makers[name](paths[name])
-        files = {str(f.relative_to(folder)): _checksum(f) for f in _files(paths[name])}
+        files = {str(f.relative_to(folder)): checksum(f) for f in _files(paths[name])}
         artifacts[name] = {"seconds": round(time.time() - started, 1), "files": files}
         write_manifest(folder, recipe, [], started, **facts)
         say(
@@ -109,35 +116,21 @@ def export(recipe: Recipe, stage: str, formats: list[str], folder: Path, say=pri
 # --------------------------------------------------------------------------------------------------------- before work
 
 
-def local(source: str) -> Path:
-    """The folder of a model, brought from the hub if it is not here."""
-    if Path(source).is_dir():
-        return Path(source)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.txt", "*.md", "LICENSE*"],
-                                  ignore_patterns=["original/*"]))  # fmt: skip
-
-
 def _with_needs(formats: list[str]) -> list[str]:
     """The formats in the order in which they are made, with those that others are made from."""
     wanted = set(formats)
-    if "ollama" in wanted and not any(_served(name) for name in wanted):
+    if "ollama" in wanted and not any(is_model(name) for name in wanted):
         wanted.add("gguf-q8_0")
-    if "ollama" in wanted or any(_served(name) for name in wanted):
+    if "ollama" in wanted or any(is_model(name) for name in wanted):
         wanted.add("hf")
     if "gguf-lora" in wanted:
         wanted.add("adapter")
     return [name for name in FORMATS if name in wanted]
 
 
-def _served(name: str) -> bool:
-    return name.startswith("gguf-") and name != "gguf-lora"
-
-
 def _served_gguf(formats: list[str]) -> str:
     """Ollama gets the smallest of the GGUF files."""
-    return [name for name in formats if _served(name)][-1]
+    return [name for name in formats if is_model(name)][-1]
 
 
 def _place(recipe: Recipe, name: str) -> str:
@@ -146,17 +139,21 @@ def _place(recipe: Recipe, name: str) -> str:
 
 def _settings(recipe: Recipe) -> dict:
     """What the files depend on beside the weights."""
-    templates = [template_for(family, training=False) for family in ("chatml", "llama3")]
-    digest = hashlib.sha256("".join(templates).encode()).hexdigest()[:16]
+    texts = [
+        template_for(family, training=False) + modelfile(family, "", 0, recipe.eval.temperature) for family in FAMILIES
+    ]
+    digest = hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
     return {
+        "files": FILES,
         "template": digest,
         "temperature": recipe.eval.temperature,
-        "num_ctx": _num_ctx(recipe),
+        "num_ctx": num_ctx(recipe),
         "system": _system(recipe),
     }
 
 
-def _num_ctx(recipe: Recipe) -> int:
+def num_ctx(recipe: Recipe) -> int:
+    """Tokens of the longest conversation."""
     return recipe.data.max_length + recipe.agent.max_completion_length
 
 
@@ -169,98 +166,42 @@ def _system(recipe: Recipe) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _earlier(recipe: Recipe, folder: Path) -> dict:
-    """The manifest of an earlier export in `folder`; files that are not of this run are a UserError."""
-    manifest = read_manifest(folder)
-    if manifest is None or "artifacts" not in manifest:
-        if there := sorted(p.name for p in folder.glob("*")):
-            raise UserError(
-                f"{folder} holds {', '.join(there)}, not written by this step: move that, or pass --output DIR"
-            )
-        return {"artifacts": {}, "made_of": None}
-    for key in ("run", "model"):
-        if manifest["recipe"][key] != getattr(recipe, key):
-            raise UserError(
-                f"{folder} is the export of another run ({key} {manifest['recipe'][key]}, now {getattr(recipe, key)}): "
-                "pass --output DIR, or remove it"
-            )
-    return manifest
-
-
-def _finished(folder: Path, earlier: dict, made_of: list) -> dict:
-    """What an earlier call has made from the same weights and settings, and is whole."""
-    return {
-        name: artifact
-        for name, artifact in earlier["artifacts"].items()
-        if earlier["made_of"] == made_of
-        and all((folder / f).exists() and _checksum(folder / f) == was for f, was in artifact["files"].items())
-    }
-
-
-def _remove(folder: Path, earlier: dict, artifacts: dict, say) -> None:
-    """Files that would stand beside the new ones as if they were of the same training, and what a crash has left."""
-    for left in [*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")]:
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
-    if old := [name for name in earlier["artifacts"] if name not in artifacts]:
-        say(f"{folder}: {', '.join(old)} of {earlier['source']} are of another stage or settings, or damaged: removed")
-    for name in old:
-        for file in earlier["artifacts"][name]["files"]:
-            (folder / file).unlink(missing_ok=True)
-
-
-def _check(recipe: Recipe, source: Path, base: Path | None, todo: list[str], folder: Path) -> None:
-    """Every reason to stop that can be known before anything is written."""
-    if source.name.startswith("checkpoint-") and not (source / "trainer_state.json").exists():
-        raise UserError(f"{source} is unfinished: the run died while writing it. Choose another checkpoint")
-    if base:
-        check_adapter(recipe, source, base)
-    if "adapter" in todo:
-        chain(source)
-    plans = [plan(base or source, n.removeprefix("gguf-")) for n in todo if _served(n)]
-    weights = sum(f.stat().st_size for f in weight_files(base or source))
-    need = sum(p.nbytes for p in plans)
-    if "hf" in todo and (base or not _same_disk(source, folder)):
-        need += weights
-    free = shutil.disk_usage(_existing(folder)).free
-    if need * 1.05 > free:
-        raise UserError(
-            f"the export needs {need * 1.05 / 1e9:.1f} GB in {folder}, and {free / 1e9:.1f} GB are free there"
-        )
-
-
-def _existing(folder: Path) -> Path:
-    return folder if folder.exists() else _existing(folder.absolute().parent)
-
-
-def _same_disk(source: Path, folder: Path) -> bool:
-    return source.stat().st_dev == _existing(folder).stat().st_dev
-
-
 # ---------------------------------------------------------------------------------------------------------------- work
 
 
-def _write_hf(recipe: Recipe, stage: str, source: Path, base: Path | None, target: Path) -> None:
-    """Merged weights, tokenizer, and the template as other engines read it (without the markers for the loss)."""
-    started = time.time()
-    tokenizer = load_tokenizer(str(source if (source / "tokenizer_config.json").exists() else base))
+def _write_hf(recipe: Recipe, card: tuple, base: Path | None, target: Path) -> None:
+    """Merged weights, tokenizer, template and card."""
+    started, (stage, source, _) = time.time(), card
+    tokenizer = load_tokenizer(str(tokenizer_folder(source, base)))
     weights, merged = source, target.with_name(".merged.tmp")
     if base:
         save_merged(str(base), source, tokenizer, merged)
         weights = merged
-    tokenizer.chat_template = template_for(family_of(tokenizer), training=False)
     with atomic_dir(target) as tmp:
         for file in [*weight_files(weights), *weights.glob("*.safetensors.index.json")]:
             link_or_copy(file, tmp / file.name)
         shutil.copy2(weights / "config.json", tmp)
-        for licence in [*(base or source).glob("LICENSE*")]:
-            shutil.copy2(licence, tmp)
-        tokenizer.save_pretrained(tmp)
         _write_generation_config(tmp, tokenizer, recipe.eval.temperature)
-        _write_legacy_keys(tmp)
-        _write_card(recipe, stage, base or source, tmp)
-        training = {s: read_manifest(recipe.run_dir / s) for s in STAGES}
-        write_manifest(tmp, recipe, [], started, stage=stage, source=str(source), training=training)
+        _write_legacy_config(tmp)
+        _write_beside(recipe, card, tokenizer, tmp, "hf")
+        write_manifest(tmp, recipe, [], started, stage=stage, source=str(source), training=trainings(source))
     shutil.rmtree(merged, ignore_errors=True)
+
+
+def _write_adapter(recipe: Recipe, card: tuple, base: Path | None, target: Path) -> None:
+    with atomic_dir(target) as tmp:
+        combine(chain(card[1]), recipe.model, tmp)
+        _write_beside(recipe, card, load_tokenizer(str(tokenizer_folder(card[1], base))), tmp, "adapter")
+
+
+def _write_beside(recipe: Recipe, card: tuple, tokenizer, folder: Path, name: str) -> None:
+    """Tokenizer, the template as other engines read it (without the markers for the loss), licence and card."""
+    tokenizer.chat_template = template_for(family_of(tokenizer), training=False)
+    tokenizer.save_pretrained(folder)
+    _write_legacy_tokenizer(folder)
+    for text in [file for pattern in TEXTS for file in card[2].glob(pattern)]:
+        shutil.copy2(text, folder)
+    write_card(recipe, *card, folder, LIBRARIES[name])
 
 
 def link_or_copy(file: Path, target: Path) -> None:
@@ -275,13 +216,15 @@ def _write_generation_config(folder: Path, tokenizer, temperature: float) -> Non
     """Only what training and evaluation did: the base's own file may ask for a repetition penalty or for sampling."""
     from transformers import GenerationConfig
 
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    sampling = {"do_sample": False}
+    if temperature:
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     ids = {f"{n}_token_id": getattr(tokenizer, f"{n}_token_id") for n in ("bos", "eos", "pad")}
     GenerationConfig(**ids, **sampling).save_pretrained(folder)
 
 
-def _write_legacy_keys(folder: Path) -> None:
-    """Servers on transformers 4 read rope_theta at the top and know no 'TokenizersBackend': write the old keys too."""
+def _write_legacy_config(folder: Path) -> None:
+    """Servers on transformers 4 read rope_theta at the top: write the old key too."""
     config = json.loads((folder / "config.json").read_text())
     rope = config.get("rope_parameters")
     if rope and "rope_theta" in rope:
@@ -289,6 +232,10 @@ def _write_legacy_keys(folder: Path) -> None:
         if rope.get("rope_type", "default") != "default":
             config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
         (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def _write_legacy_tokenizer(folder: Path) -> None:
+    """Servers on transformers 4 know no 'TokenizersBackend'."""
     path = folder / "tokenizer_config.json"
     tokenizer = json.loads(path.read_text())
     if tokenizer.get("tokenizer_class") == "TokenizersBackend":
@@ -296,56 +243,9 @@ def _write_legacy_keys(folder: Path) -> None:
         path.write_text(json.dumps(tokenizer, indent=2, ensure_ascii=False))
 
 
-def _write_card(recipe: Recipe, stage: str, base: Path, folder: Path) -> bool:
-    """Whether there was something to write."""
-    file, text = folder / "README.md", model_card(recipe, stage, base)
-    if file.exists() and file.read_text(encoding="utf-8") == text:
-        return False
-    with atomic_file(file) as out:
-        out.write(text)
-    return True
-
-
-def model_card(recipe: Recipe, stage: str, base: Path) -> str:
-    """The results, the licence of the base, and how the model was made."""
-    report = recipe.run_dir / "eval" / "report.md"
-    known = stage not in STAGES or _measured(recipe, stage)  # a checkpoint's card shows the stages'
-    results = report.read_text(encoding="utf-8") if report.exists() and known else "Not evaluated.\n"
-    how = []
-    for name in STAGES:
-        if made := read_manifest(recipe.run_dir / name):
-            versions = ", ".join(f"{p} {v}" for p, v in made["versions"].items())
-            how.append(f"- {name}: {made['steps']} steps in {made['seconds']:.0f} s on {made['device']}, seed {made['seed']}, "
-                       f"commit {made['commit'][:12] or 'unknown'}{' (changed)' if made['dirty'] else ''}; {versions}")  # fmt: skip
-    licence = licence_of(recipe.model, base)
-    head = {"base_model": recipe.model, "pipeline_tag": "text-generation", "library_name": "transformers"}
-    head |= (
-        {"license": licence}
-        if licence in ("apache-2.0", "mit", "llama3.2")
-        else {"license": "other", "license_name": licence}
-    )
-    return (
-        f"---\n{yaml.safe_dump(head)}---\n\n# {recipe.run} ({stage})\n\n"
-        f"{recipe.model} trained with SixStep on {', '.join(recipe.tasks)}. The licence of the base holds: {licence}.\n"
-        "Turns and tool calls (`<tool_call>` with JSON) are those of `chat_template.jinja`, which renders what was trained.\n\n"
-        f"## Results\n\n{results}\n## How it was made\n\n" + "\n".join(how or ["- not trained"]) + "\n\n"
-        f"```yaml\n{yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)}```\n"
-    )
-
-
-def licence_of(model: str, base: Path) -> str:
-    """From the card in the base's folder, else from the list above."""
-    card = base / "README.md"
-    if card.exists() and (parts := card.read_text(encoding="utf-8").split("---\n", 2))[0] == "" and len(parts) == 3:
-        head = yaml.safe_load(parts[1]) or {}
-        if head.get("license"):
-            return head.get("license_name") or head["license"]
-    return next((name for prefix, name in LICENCES.items() if model.startswith(prefix)), f"see {model}")
-
-
-def how_to_use(words: str, paths: dict[str, Path], about: str) -> list[str]:
+def how_to_use(recipe: Recipe, words: str, paths: dict[str, Path], about: str) -> list[str]:
     """The commands that come next, one line a format. `about`: chat.py's option for what to talk about."""
-    lines = []
+    lines, long = [], f" --num_ctx {num_ctx(recipe)}" if num_ctx(recipe) > NUM_CTX else ""
     for name, path in paths.items():
         if name == "hf":
             lines.append(f"talk to it:  python chat.py {words} --stage {path} {about}")
@@ -354,15 +254,12 @@ def how_to_use(words: str, paths: dict[str, Path], about: str) -> list[str]:
             lines.append(
                 f"Ollama:      ollama create {paths[_served_gguf(list(paths))].stem.lower()} -f {path / 'Modelfile'}"
             )
-        elif _served(name):
-            lines.append(f"llama.cpp:   python -m core.llama_server {path}")
+        elif name == "adapter":
+            lines.append(f"vLLM, LoRA:  {vllm_line(path, recipe.model, recipe.run)}")
+        elif is_model(name):
+            lines.append(f"llama.cpp:   python -m core.llama_server {path}{long}")
     return lines
 
 
 def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-
-
-def _checksum(path: Path) -> dict:
-    with open(path, "rb") as f:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}

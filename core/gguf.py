@@ -104,7 +104,13 @@ def plan(hf_folder: Path, kind: str) -> Plan:
     folder = Path(hf_folder)
     if kind not in KINDS:
         raise UserError(f"'{kind}' is no kind of GGUF that is written here; there are: {', '.join(KINDS)}")
-    config = AutoConfig.from_pretrained(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0][:300]
+        raise UserError(
+            f"{folder}: its config.json is not one that loads here ({first}). Export hf, or another stage"
+        ) from error
     architecture = _architecture(config)
     with torch.device("meta"):
         expected = {n: list(p.shape) for n, p in AutoModelForCausalLM.from_config(config).state_dict().items()}
@@ -193,10 +199,20 @@ def _add_shape(writer, config) -> None:
 
 
 def _add_sampling(writer, folder: Path) -> None:
-    """A greedy model stays greedy: llama.cpp takes its defaults from here, and would sample at 0.8 otherwise."""
+    """A greedy model stays greedy: llama.cpp takes its defaults from here, and would sample at 0.8, top 40, otherwise."""
     path = folder / "generation_config.json"
-    if path.exists() and not json.loads(path.read_text()).get("do_sample"):
+    asked = json.loads(path.read_text()) if path.exists() else {"do_sample": True}
+    if not asked.get("do_sample"):
         writer.add_sampling_temp(0.0)
+        return
+    for name, add in (
+        ("temperature", writer.add_sampling_temp),
+        ("top_k", writer.add_sampling_top_k),
+        ("top_p", writer.add_sampling_top_p),
+        ("min_p", writer.add_sampling_min_p),
+    ):
+        if name in asked:
+            add(asked[name])
 
 
 def _rope_divisors(config):
@@ -214,16 +230,7 @@ def _rope_divisors(config):
 
 def add_vocabulary(writer, folder: Path, config) -> None:
     """The tokenizer as transformers runs it, the ids of its special tokens, and the chat template."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    added = {t["id"]: t for t in backend["added_tokens"]}
-    texts = {i: t for t, i in backend["model"]["vocab"].items()} | {i: t["content"] for i, t in added.items()}
-    if max(texts) >= config.vocab_size:
-        raise UserError(
-            f"{folder}: the tokenizer has {max(texts) + 1} tokens, the model's embeddings {config.vocab_size}"
-        )
+    tokenizer, backend, texts, added = _vocabulary(folder, config.vocab_size)
     types = [TokenType.NORMAL if i in texts else TokenType.UNUSED for i in range(config.vocab_size)]
     for i, token in added.items():
         types[i] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
@@ -243,6 +250,25 @@ def add_vocabulary(writer, folder: Path, config) -> None:
     writer.add_add_eos_token(probe[-1] == ids["eos"])
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
+
+
+def check_vocabulary(folder: Path, size: int) -> None:
+    """UserError if llama.cpp would read text as other tokens than the tokenizer in `folder` does."""
+    _, backend, _, _ = _vocabulary(folder, size)
+    _cut(backend, folder)
+
+
+def _vocabulary(folder: Path, size: int) -> tuple:
+    """The tokenizer, what it is made of, its tokens and the added ones by id."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    added = {t["id"]: t for t in backend["added_tokens"]}
+    texts = {i: t for t, i in backend["model"]["vocab"].items()} | {i: t["content"] for i, t in added.items()}
+    if max(texts) >= size:
+        raise UserError(f"{folder}: the tokenizer has {max(texts) + 1} tokens, the model's embeddings {size}")
+    return tokenizer, backend, texts, added
 
 
 def _cut(backend: dict, folder: Path) -> str:

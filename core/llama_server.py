@@ -18,6 +18,7 @@ from pathlib import Path
 
 from core.config import UserError, run_step
 
+NUM_CTX = 4096  # where nothing else is said
 INSTALL = "pip install -r requirements.txt (it names xllamacpp)"
 
 
@@ -32,7 +33,7 @@ def installed() -> bool:
 
 
 @contextlib.contextmanager
-def llama_server(gguf: Path, num_ctx: int = 4096, threads: int = 1) -> Iterator[LlamaServer]:
+def llama_server(gguf: Path, num_ctx: int = NUM_CTX, threads: int = 1) -> Iterator[LlamaServer]:
     """`threads` is 1 because ggml waits in a loop for its threads: two on a busy core are slower than one."""
     import multiprocessing
 
@@ -96,7 +97,7 @@ def main():
     parser.add_argument("gguf")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--num_ctx", type=int, default=4096, help="tokens of the longest conversation")
+    parser.add_argument("--num_ctx", type=int, default=NUM_CTX, help="tokens of the longest conversation")
     parser.add_argument("--threads", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="CPU threads")
     args = parser.parse_args()
     _check(args.gguf)

@@ -27,12 +27,18 @@ def ollama_template(family: str) -> str:
 
 def modelfile(family: str, model: str, num_ctx: int, temperature: float, system: str = "") -> str:
     """`model` is the GGUF's name beside the Modelfile."""
-    if '"""' in system:
-        raise UserError('the system prompt contains """, which ends a text in a Modelfile: change the prompt')
+    if '"""' in system + '""':
+        raise UserError(
+            'the system prompt contains """ or ends with ", which ends a text in a Modelfile. Change the prompt, or leave '
+            "ollama out of --formats"
+        )
     opening, _, end, _ = FAMILIES[family]
     lines = [f"FROM ./{model}", f'TEMPLATE """{ollama_template(family)}"""']
     lines += [f'PARAMETER stop "{marker}"' for marker in (end, opening)]
     lines += [f"PARAMETER num_ctx {num_ctx}", f"PARAMETER temperature {temperature:g}"]
+    lines.append("PARAMETER repeat_penalty 1")  # until 2026-08 Ollama's own is 1.1: words of the prompt became rarer
+    if temperature:  # as evaluation samples: from all tokens
+        lines += ["PARAMETER top_k 0", "PARAMETER top_p 1", "PARAMETER min_p 0"]
     if system:
         lines.append(f'SYSTEM """{system}"""')
     return "\n".join(lines) + "\n"

@@ -1,8 +1,9 @@
 """Each exported file in its own engine, on questions that the stage itself answers too.
 
-Passed is a file that is asked with the ids of training and then says what the stage says, or stays within the stage's 95 %
-interval in accuracy and in tool use (quantised weights speak a little differently). What needs an engine that is not here
-is said to be unverified.
+Passed is a file that is asked with the ids of training (Ollama shows only how many) and then says what the stage says, or
+stays within the stage's 95 % interval in accuracy and in tool use (quantised weights speak a little differently). A stage
+that answers nothing right and calls no tool has no such interval: then a file with other episodes is unproven, and failed
+if no episode is the same. What needs an engine that is not here is said to be unverified.
 """
 
 import contextlib
@@ -19,15 +20,19 @@ from core import llama_server
 from core.artifacts import atomic_file, write_jsonl
 from core.chat import prompt_ids
 from core.config import Recipe, UserError
+from core.endpoint import EndpointEngine, to_openai
 from core.episodes import records_of
 from core.evaluate import proportion
 from core.models import as_url
-from core.rollout import EndpointEngine, TransformersEngine, to_openai
+from core.rollout import TransformersEngine
 from core.served import server_ids
 from core.table import Table, markdown, share, show
 
 OLLAMA = "Install it from ollama.com, then: ollama serve"
 LORA = "Apply it to the base model's GGUF: llama-server --lora; the folder adapter/ holds the same and can be verified"
+
+
+Prompt = list[int] | int | None  # its ids, else how many they are, else nothing
 
 
 @dataclass
@@ -37,9 +42,7 @@ class Opened:
     name: str  # of the engine
     engine: Any
     tokenizer: Any  # None: the engine renders and tokenises by itself
-    ids_of: Callable[
-        [list[dict], list[dict]], list[int] | None
-    ]  # messages, tools -> the prompt's ids, if it shows them
+    ids_of: Callable[[list[dict], list[dict]], Prompt]  # messages, tools -> what it shows of the prompt
     load_seconds: float
 
 
@@ -51,9 +54,10 @@ class Finding:
     load_seconds: float = 0.0
     seconds: float = 0.0
     records: list[dict] = field(default_factory=list)
-    prompts: list[list[int] | None] = field(default_factory=list)
+    prompts: list[Prompt] = field(default_factory=list)
     missing: str = ""  # how to get the engine that is not here
     problem: str = ""
+    unproven: str = ""  # why this is neither a pass nor a failure
 
 
 def verify(
@@ -64,9 +68,14 @@ def verify(
     make_episode: Callable,  # row, tokenizer -> Episode
     judge: Any,  # the package `rewards`, which core does not import
     folder: Path,  # verify.md and verify.jsonl go there
+    stage: str = "",  # its name, for verify.md
     say: Callable[[str], None] = print,
 ) -> list[Finding]:
     """Prints the table; a file that speaks otherwise is a UserError that shows the first episode that differs."""
+    if not rows:
+        raise UserError(
+            "--verify has no question to ask: the evaluation rows are empty. Run step2_prepare_data.py again"
+        )
     findings = []
     for name, path in ({"stage": Path(source)} | files).items():
         finding = Finding(name, size=_size(path), missing=_missing(name))
@@ -75,10 +84,16 @@ def verify(
             say(f"  verifying {name}: {len(rows)} episodes with {path}")
             _play(finding, _open(recipe, name, path, source), rows, make_episode, judge)
         finding.problem = _problem(findings[0], finding)
-    _write(folder, findings)
+        if not finding.problem:
+            finding.unproven = _unproven(findings[0], finding)
+        if finding.records and None in finding.prompts:
+            say(f"{name}: {finding.engine} shows neither ids nor counts of its prompts, so they are not compared")
+    _write(folder, findings, (f"stage {stage}: " if stage else "") + f"{source}, {len(rows)} questions")
     for finding in findings:
         if finding.missing:
             say(f"not verified: {finding.name}. {finding.missing}")
+        elif finding.unproven:
+            say(f"unproven: {finding.name}. {finding.unproven}")
     if failed := [f for f in findings if f.problem]:
         first = failed[0]
         raise UserError(
@@ -103,8 +118,8 @@ def _open(recipe: Recipe, name: str, path: Path, source: str) -> Iterator[Opened
     if name in ("stage", "hf", "adapter"):
         from core.models import load_model, load_tokenizer
 
-        tokenizer = load_tokenizer(source if name == "adapter" else str(path))
-        if name == "hf":  # what the folder holds, and not what load_tokenizer puts in its place
+        tokenizer = load_tokenizer(str(path))
+        if name != "stage":  # what the folder holds, and not what load_tokenizer puts in its place
             from transformers import AutoTokenizer
 
             tokenizer.chat_template = AutoTokenizer.from_pretrained(path).chat_template
@@ -121,8 +136,25 @@ def _open(recipe: Recipe, name: str, path: Path, source: str) -> Iterator[Opened
 
 
 def _served(name: str, url: str, model: str, seconds: float) -> Opened:
-    ids = lambda messages, tools: server_ids(url, model, to_openai(messages), tools)  # noqa: E731
-    return Opened(name, EndpointEngine(url, model, concurrency=1), None, ids, seconds)
+    engine = EndpointEngine(url, model, concurrency=1)
+
+    def shown(messages, tools) -> Prompt:
+        messages = to_openai(messages)
+        return server_ids(url, model, messages, tools) or _count(engine, messages, tools)
+
+    return Opened(name, engine, None, shown, seconds)
+
+
+def _count(engine: EndpointEngine, messages: list[dict], tools: list[dict]) -> int | None:
+    """Tokens of a prompt as the server counts them, if it does."""
+    from openai import OpenAIError
+
+    asked = {"model": engine.model, "messages": messages, "max_tokens": 1} | ({"tools": tools} if tools else {})
+    try:
+        usage = engine.client.chat.completions.create(**asked).usage
+    except OpenAIError:  # the episode will say what is wrong
+        return None
+    return getattr(usage, "prompt_tokens", None)
 
 
 @contextlib.contextmanager
@@ -160,11 +192,14 @@ def _problem(stage: Finding, found: Finding) -> str:
         return ""
     if errors := [r["error"] for r in found.records if r["error"]]:
         return f"{len(errors)} of {len(found.records)} episodes could not be played ({errors[0]})"
-    pairs = zip(stage.prompts, found.prompts, strict=True)
-    if other := sum(ids is not None and ids != trained for trained, ids in pairs):
-        return f"{other} of {len(found.records)} prompts reach it with other ids than in training"
-    if same_episodes(stage, found) == len(found.records):
+    what = "ids" if any(isinstance(p, list) for p in found.prompts) else "counts of tokens"
+    if other := sum(not _same_prompt(*pair) for pair in zip(stage.prompts, found.prompts, strict=True)):
+        return f"{other} of {len(found.records)} prompts reach it with other {what} than in training"
+    same = same_episodes(stage, found)
+    if same == len(found.records):
         return ""
+    if not same and not _speaks(stage):
+        return "no episode is the stage's, which answers nothing right and calls no tool: only equal ones could tell"
     for what, verdicts in (("accuracy", correct), ("tool use", used_tool)):
         now, own = proportion(verdicts(found)), proportion(verdicts(stage))
         if now["accuracy"] is None or own["accuracy"] is None:
@@ -175,6 +210,28 @@ def _problem(stage: Finding, found: Finding) -> str:
         if not low - 1e-9 <= now["accuracy"] <= high + 1e-9:
             return f"{what} is {share(now['accuracy'])}, the stage's {share(own['accuracy'])} ({share(low)} - {share(high)})"
     return ""
+
+
+def _same_prompt(trained: list[int], shown: Prompt) -> bool:
+    return shown is None or shown == (len(trained) if isinstance(shown, int) else trained)
+
+
+def _speaks(stage: Finding) -> bool:
+    """Whether there is something right or a tool call to be compared with."""
+    return any(correct(stage)) or any(used_tool(stage))
+
+
+def _unproven(stage: Finding, found: Finding) -> str:
+    """Why a file that has not failed has not passed either; empty where it has, or was not asked."""
+    if found.missing or found is stage or _speaks(stage):
+        return ""
+    same, n = same_episodes(stage, found), len(found.records)
+    if same == n:
+        return ""
+    return (
+        f"The stage answers none of {n} right and calls no tool, so only equal episodes could tell, and {same} of {n} are "
+        "equal. Verify a stage that has learnt something"
+    )
 
 
 def correct(finding: Finding) -> list[bool | None]:
@@ -207,7 +264,7 @@ def first_difference(stage: Finding, found: Finding) -> str:
     return "no episode differs"
 
 
-def table(findings: list[Finding]) -> Table:
+def table(findings: list[Finding], of: str = "") -> Table:
     header = ["export", "engine", "size", "loaded in", "same episodes", "accuracy", "tool use", "speed", "verdict"]
     rows, stage = [], findings[0]
     for f in findings:
@@ -215,18 +272,18 @@ def table(findings: list[Finding]) -> Table:
             rows.append([f.name, "-", f"{f.size / 1e6:.0f} MB", "-", "-", "-", "-", "-", "not verified"])
             continue
         n, tokens = len(f.records), sum(r["tokens"] or 0 for r in f.records)
-        verdict = "" if f is stage else "FAILED" if f.problem else "passed"
+        verdict = "" if f is stage else "FAILED" if f.problem else "unproven" if f.unproven else "passed"
         rows.append([
             f.name, f.engine, f"{f.size / 1e6:.0f} MB", f"{f.load_seconds:.1f} s",
             "" if f is stage else f"{same_episodes(stage, f)} of {n}",
             "{correct} of {n}".format(**proportion(correct(f))), f"{sum(used_tool(f))} of {n}",
             f"{tokens / f.seconds:.0f} tok/s" if f.seconds else "-", verdict,
         ])  # fmt: skip
-    return Table("", header, rows)
+    return Table(of, header, rows)
 
 
-def _write(folder: Path, findings: list[Finding]) -> None:
-    found = [table(findings)]
+def _write(folder: Path, findings: list[Finding], of: str) -> None:
+    found = [table(findings, of)]
     with atomic_file(folder / "verify.md") as f:
         f.write(markdown(found))
     write_jsonl(folder / "verify.jsonl", [r for finding in findings for r in finding.records])

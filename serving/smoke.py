@@ -31,7 +31,8 @@ def main():
     from openai import OpenAI, OpenAIError
 
     from core.artifacts import read_jsonl
-    from core.rollout import Episode, to_openai
+    from core.endpoint import to_openai
+    from core.rollout import Episode
     from envs import ENVIRONMENTS
     from tasks.prepare import environment_limits
 
@@ -72,7 +73,7 @@ def play(client, episode, options: dict, to_openai) -> bool:
 
 
 def whole(client, asked: dict) -> dict:
-    from core.rollout import from_openai
+    from core.endpoint import from_openai
 
     return from_openai(client.chat.completions.create(**asked).choices[0].message)
 
@@ -81,7 +82,7 @@ def streamed(client, asked: dict) -> dict:
     """The same message out of its pieces, put together by OpenAI's client."""
     from openai.lib.streaming.chat import ChatCompletionStreamState
 
-    from core.rollout import from_openai
+    from core.endpoint import from_openai
 
     state = ChatCompletionStreamState()
     for chunk in client.chat.completions.create(**asked, stream=True):

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from core.artifacts import write_manifest
+from core.card import licence_of, model_card
 from core.config import UserError, load_recipe
-from core.export import export, licence_of, model_card
+from core.export import export
 from core.hub import check_hub
 from tests.test_gguf import Engine, build, edit, greedy
 
@@ -159,6 +160,10 @@ def test_best_is_the_best_of_the_weights_that_are_there(recipe, tmp_path):
         chosen_stage(recipe, "best", said.append)
     fresh = export(recipe, "grpo", ["hf"], tmp_path / "fresh")["hf"] / "README.md"
     assert "Not evaluated." in fresh.read_text()
+    (recipe.run_dir / "eval" / "summary.json").write_text(
+        '{"stages": {"grpo": {"accuracy": 0.5}}}'
+    )  # of an older version
+    assert "Not evaluated." in (export(recipe, "grpo", ["hf"], tmp_path / "old")["hf"] / "README.md").read_text()
     shutil.rmtree(recipe.run_dir / "eval")
 
 
@@ -287,6 +292,6 @@ def test_the_card_knows_the_licence_of_every_recipe_s_base(recipe, tmp_path):
     assert licence_of("Qwen/Qwen2.5-Coder-3B-Instruct", tmp_path) == "qwen-research"
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A base\n")
     assert licence_of("me/mine", tmp_path) == "mit"
-    card = model_card(recipe, "grpo", tmp_path)
+    card = model_card(recipe, "grpo", recipe.run_dir / "grpo" / "merged", tmp_path)
     assert yaml.safe_load(card.split("---\n")[1])["license"] == "mit"
     assert "- grpo: 4 steps in" in card and "run: ci" in card

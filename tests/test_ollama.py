@@ -66,11 +66,15 @@ def test_modelfile():
     text = modelfile("llama3", "model-f16.gguf", 1024, 0.0, "Du bist kurz.\nSehr.")
     assert text.startswith('FROM ./model-f16.gguf\nTEMPLATE """{{- /*')
     assert '\nPARAMETER stop "<|eot_id|>"\n' in text and '\nPARAMETER stop "<|start_header_id|>"\n' in text
-    assert text.endswith('PARAMETER num_ctx 1024\nPARAMETER temperature 0\nSYSTEM """Du bist kurz.\nSehr."""\n')
+    settings = "PARAMETER num_ctx 1024\nPARAMETER temperature 0\nPARAMETER repeat_penalty 1\n"
+    assert text.endswith(settings + 'SYSTEM """Du bist kurz.\nSehr."""\n')
     assert "<|im_" not in text and text.count('"""') == 4
     assert "SYSTEM" not in modelfile("chatml", "a.gguf", 8, 0.7)
-    with pytest.raises(UserError, match="system prompt"):
-        modelfile("chatml", "a.gguf", 8, 0.7, 'say """')
+    plain = "PARAMETER temperature 0.7\nPARAMETER repeat_penalty 1\nPARAMETER top_k 0\nPARAMETER top_p 1\nPARAMETER min_p 0\n"
+    assert modelfile("chatml", "a.gguf", 8, 0.7).endswith(plain)
+    for prompt in ('say """ twice', 'say "so"'):
+        with pytest.raises(UserError, match="system prompt contains"):
+            modelfile("chatml", "a.gguf", 8, 0.7, prompt)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def post(server, path, body):
 @needs_llama
 def test_llama_cpp_renders_as_trained(server):
     """Its own Jinja engine reads the template out of the GGUF: the same text for every conversation, byte by byte."""
-    from core.rollout import to_openai
+    from core.endpoint import to_openai
     from tests.test_ollama import trained
 
     for name, (messages, tools) in CONVERSATIONS.items():
@@ -51,8 +51,9 @@ def test_llama_cpp_renders_as_trained(server):
 def test_episodes_are_those_of_transformers(server, speaking):
     """Same words, calls, thoughts and results, though every turn goes over HTTP and is rendered and parsed anew."""
     import rewards
+    from core.endpoint import EndpointEngine
     from core.models import load_model, load_tokenizer
-    from core.rollout import EndpointEngine, Episode, TransformersEngine
+    from core.rollout import Episode, TransformersEngine
     from core.verify import said
     from envs import CalculatorEnv
     from tests.speaking_model import rows
@@ -97,7 +98,7 @@ def test_stream_and_stop(server):
     assert whole.finish_reason == "stop" and whole.message.content == "Add "
     cut = client.chat.completions.create(**prompt, max_tokens=2).choices[0]
     assert cut.finish_reason == "length"
-    from core.rollout import to_openai
+    from core.endpoint import to_openai
 
     prompt["messages"] = to_openai(messages(row)[:-1])  # after the tool's result the turn ends by its end token
     last = client.chat.completions.create(**prompt).choices[0]

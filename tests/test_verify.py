@@ -38,6 +38,7 @@ def test_what_speaks_as_the_stage_passes(verify, speaking, tmp_path, capsys):
     assert all(r["correct"] and r["tokens"] > 10 for f in (stage, hf, gguf) for r in f.records)
     assert gguf.size == (speaking / "f16.gguf").stat().st_size and gguf.load_seconds > 0
     lines = (tmp_path / "verify.md").read_text().splitlines()
+    assert lines[0] == f"**{speaking / 'hf'}, 4 questions**"
     assert "| 4 of 4 | 4 of 4 | 4 of 4 |" in lines[-1] and lines[-1].endswith("passed |")
     assert len((tmp_path / "verify.jsonl").read_text().splitlines()) == 12
 
@@ -70,6 +71,18 @@ def test_another_template_fails(verify, speaking, tmp_path, kind):
     path = folder if kind == "hf" else convert(folder, tmp_path / "t.gguf", "f16")
     with pytest.raises(UserError, match="4 of 4 prompts reach it with other ids"):
         verify(**{kind: path})
+
+
+def test_a_server_that_shows_only_counts(verify, speaking, tmp_path, monkeypatch):
+    """As Ollama: the number of prompt tokens is compared."""
+    from core import verify as module
+
+    monkeypatch.setattr(module, "server_ids", lambda *words: None)
+    stage, gguf = verify(gguf_f16=speaking / "f16.gguf")
+    assert gguf.prompts == [len(ids) for ids in stage.prompts]
+    monkeypatch.setattr(module, "_count", lambda *words: 7)
+    with pytest.raises(UserError, match="4 of 4 prompts reach it with other counts of tokens"):
+        verify(gguf_f16=speaking / "f16.gguf")
 
 
 def test_what_has_no_engine_here_is_not_passed(verify, speaking, tmp_path, capsys, monkeypatch):
