@@ -132,14 +132,20 @@ class Session:
         row = question_row(self.recipe, question, self.args.db, self.args.task)
         row["prompt"] = [*self.before, *(row["prompt"][1:] if self.before else row["prompt"])]
         episode = Episode(row, self.make_env(), self.tokenizer, self.recipe.agent, on_message=self.show)
-        with self.console.status("thinking"):
-            for _ in self.engine.play([episode]):
-                pass
+        try:
+            with self.console.status("thinking"):
+                for _ in self.engine.play([episode]):
+                    pass
+        finally:
+            episode.on_message = None  # stopped: a query still running shows nothing in the next prompt
         if episode.error:
-            raise UserError(f"the server failed: {episode.error}")
+            forget = ". /reset forgets what was said: it may be more than the server takes" if self.before else ""
+            raise UserError(
+                f"the server failed: {episode.error}{forget if episode.error.startswith('BadRequestError') else ''}"
+            )
         if episode.truncated:
             self.console.print("(cut off: agent.max_completion_length)", style="yellow")
-        self.before = row["prompt"] + episode.completion
+        self.before = row["prompt"] + answered(episode.completion)
 
     def show(self, message: dict) -> None:
         if message["role"] == "user":  # what a workflow asks next, which repeats the result
@@ -151,6 +157,15 @@ class Session:
         for call in message.get("tool_calls") or []:
             arguments = ", ".join(str(v) for v in call["function"]["arguments"].values())
             self.console.print(f"-> {call['function']['name']}: {arguments}", style="cyan", markup=False)
+
+
+def answered(completion: list[dict]) -> list[dict]:
+    """Without a last call that got no result (the turn limit, or no room for it): servers refuse such a history."""
+    *before, last = completion or [{}]
+    if not last.get("tool_calls") or "turn" in last:  # a workflow's calls are text to the model
+        return completion
+    last = {key: value for key, value in last.items() if key != "tool_calls"}
+    return [*before, last] if last["content"] else before
 
 
 if __name__ == "__main__":

@@ -51,12 +51,13 @@ def main():
     recipe, args = load_recipe_args(__doc__, add_arguments)
     started = time.time()
     _check(args)
+    import dataclasses
     import functools
 
     from core import engines
     from core import train as training
-    from core.artifacts import read_jsonl
-    from core.chat import vocabulary_key
+    from core.artifacts import file_hash, read_jsonl
+    from core.chat import TEMPLATE, vocabulary_key
     from core.episodes import Variant, assert_same_prompts, evaluate, plan, resume
     from core.models import fingerprint, stage_source
     from core.workflow import prompt_tools
@@ -78,16 +79,30 @@ def main():
 
     import rewards
 
-    wanted, weights = {}, {} if args.endpoint else {s: fingerprint(source) for s, source in sources.items()}
-    for stage in sources:
-        key = [args.endpoint] if args.endpoint else [args.engine, weights[stage]]
-        wanted[stage] = plan(stage, key, list(rows.values()), recipe.agent, variants, recipe.seed, rewards)
+    shows = dataclasses.replace(recipe.agent, max_turns=1)
+    tools = {kind: prompt_tools(shows, ENVIRONMENTS[kind]()) for kind in {r["environment"] for r in rows.values()}}
+    weights, server = {}, {}
+
+    def planned(stage: str, source: str) -> dict:
+        if not args.endpoint:
+            weights[stage] = fingerprint(source)
+        key = [args.endpoint] if args.endpoint else [args.engine, weights[stage], file_hash(TEMPLATE)]
+        return plan(stage, key, list(rows.values()), recipe.agent, variants, recipe.seed, rewards, tools)
+
+    wanted = {stage: planned(stage, source) for stage, source in sources.items()}
     if args.endpoint:  # before anything is written: the server may not be there
         row = next(iter(rows.values()))
-        tools = prompt_tools(recipe.agent, ENVIRONMENTS[row["environment"]]())
-        print(engines.compare_prompts(recipe, args.endpoint, args.served_model, row, tools))
+        asked = tools[row["environment"]] if recipe.agent.max_turns else []
+        verdict = engines.compare_prompts(recipe, args.endpoint, args.served_model, row, asked)
+        print(verdict)
+        address = re.sub("//[^/@]*@", "//", args.endpoint)  # a password is nobody's business
+        server = {"endpoint": {"url": address, "served_model": args.served_model, "prompts": verdict}}
+    else:
+        path = _beside_the_others(recipe, args, path, planned, sources, wanted)
+        weights = {stage: weights[stage] for stage in sources}
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = resume(path, {i: k for keys in wanted.values() for i, k in keys.items()}, args.restart)
+    forget = [args.served_model, *args.stages] if args.restart else []
+    done = resume(path, {i: k for keys in wanted.values() for i, k in keys.items()}, forget)
     for stage, source in sources.items():
         known = sum(i in done for i in wanted[stage])
         print(f"{stage}: {len(wanted[stage])} episodes with {source}, {known} of them played already")
@@ -107,7 +122,47 @@ def main():
             evaluate(part, done, make_episode, functools.partial(engine, temperature), rewards, path, facts)
     records = {stage: [done[i] for i in keys] for stage, keys in wanted.items()}
     assert_same_prompts(records)
-    _report(recipe, args, path, records, weights, limits, usual, started)
+    _report(recipe, args, path, records, {"weights": weights} | server, limits, usual, started)
+
+
+def _beside_the_others(recipe, args, path: Path, planned, sources: dict, wanted: dict) -> Path:
+    """A part of the stages never takes the place of a table of more: the others stay in it, or it gets its own folder.
+
+    They stay (in `sources` and `wanted`) if they were played with today's weights and settings.
+    """
+    from core.compare import ORDER, read_summary
+    from core.episodes import kept
+    from core.models import stage_source
+
+    others = [s for s in read_summary(path.parent).get("stages", {}) if s not in sources]
+    if not others:
+        return path
+    have, found = kept(path), {}
+    for stage in others:
+        try:
+            source = stage_source(recipe, stage, say=lambda _: None)
+        except UserError:  # the stage is gone
+            break
+        keys = planned(stage, source)
+        if not keys.items() <= have.keys():
+            break
+        found[stage] = source, keys
+    if len(found) == len(others):
+        print(f"{', '.join(others)}: evaluated with today's weights and settings, and stay in the table")
+        rank = {stage: n for n, stage in enumerate(ORDER)}
+        for stage in sorted([*others, *sources], key=lambda s: rank.get(s, len(rank))):
+            source, keys = found[stage] if stage in found else (sources.pop(stage), wanted.pop(stage))
+            sources[stage], wanted[stage] = source, keys
+        return path
+    if args.output:
+        return path
+    own = [path.parent.name, "only", *(s for s in args.stages if s in ORDER)]
+    folder = path.parent.with_name("-".join(own))
+    print(
+        f"{path.parent} also holds {', '.join(others)}, of other weights or settings, and stays as it is: this goes to "
+        f"{folder}. All of them again: --stages {' '.join([*others, *args.stages])}"
+    )
+    return folder / path.name
 
 
 def _folder(recipe, args) -> str:
@@ -142,24 +197,29 @@ def _episode(recipe, rows: dict, tokenizer, identity: tuple):
     return Episode(row, ENVIRONMENTS[row["environment"]](**limits), tokenizer, agent, sample=sample)
 
 
-def _report(recipe, args, path: Path, records: dict, weights: dict, limits: list, usual: int, started: float) -> None:
+def _report(recipe, args, path: Path, records: dict, of: dict, limits: list, usual: int, started: float) -> None:
+    """`of`: what was measured, weights or an endpoint."""
     import json
 
     import rewards
-    from core.artifacts import atomic_file, write_manifest
+    from core.artifacts import atomic_file, write_jsonl, write_manifest
     from core.evaluate import compare
     from core.report import write_page
-    from core.table import markdown, show, tables
+    from core.table import markdown, served, show, tables
 
     summary = compare(records, limits, usual, rewards.vote_groups)
-    summary |= {"model": recipe.model, "run": recipe.run, "split": args.split, "max_turns": usual, "weights": weights}
-    found = tables(summary)
+    model = args.served_model if args.endpoint else recipe.model
+    summary |= {"model": model, "run": recipe.run, "split": args.split, "max_turns": usual} | of
+    found, line = tables(summary), served(summary)
+    write_jsonl(path, [r for stage in records.values() for r in stage])  # they were appended as they were played
     with atomic_file(path.with_name("summary.json")) as f:
         json.dump(summary, f, indent=1)
     with atomic_file(path.with_name("report.md")) as f:
-        f.write(f"# {recipe.run}\n\n{markdown(found)}")
-    show(found, f"{recipe.run}: {recipe.model}")
-    write_manifest(path.parent, recipe, [path], started)
+        f.write("\n\n".join(part for part in (f"# {recipe.run}", line, markdown(found)) if part))
+    if line:
+        print(line)
+    show(found, f"{recipe.run}: {model}")
+    write_manifest(path.parent, recipe, [path], started, **({"endpoint": of["endpoint"]} if args.endpoint else {}))
     write_page(recipe.run_dir, path.parent)
     print(f"wrote {path.parent}/ (episodes.jsonl, summary.json, report.md, report.html)")
 

@@ -7,12 +7,15 @@ nearly always. The p is McNemar's exact test.
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from core.config import UserError
 from core.evaluate import mcnemar, wilson
 
+ORDER = ("base", "sft", "grpo")  # of the stages, where no summary says it
+SETTINGS = {"prompt": "prompts", "max_turns": "turn limits", "database": "databases", "judge": "judges"}  # of a record
 CHANGED_SHOWN = 10  # questions of each kind that the comparison lists
 
 
@@ -42,17 +45,19 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def by_stage(folder: Path) -> dict[str, dict[str, dict]]:
-    """stage -> id -> record, from episodes.jsonl: greedy, at the turn limit that the table is made of."""
+    """stage -> id -> record, from episodes.jsonl: greedy, at the turn limit that the table is made of, in its order."""
     greedy = [r for r in read_lines(folder / "episodes.jsonl") if not r.get("sample")]
     limits = {r.get("max_turns") for r in greedy}
-    usual = read_summary(folder).get("max_turns")
+    summary = read_summary(folder)
+    usual = summary.get("max_turns")
     if usual not in limits and limits:  # no table yet: the most turns
         usual = max(limits, key=lambda t: -1 if t is None else t)
     out: dict[str, dict[str, dict]] = {}
     for record in greedy:
         if record.get("max_turns") == usual:
             out.setdefault(record["stage"], {})[record["id"]] = record
-    return out
+    order = [*summary.get("stages", {}), *ORDER]  # the lines stand as they were played, which a resume changes
+    return {stage: out[stage] for stage in dict.fromkeys([*order, *out]) if stage in out}
 
 
 def read_summary(folder: Path) -> dict:
@@ -64,7 +69,7 @@ def find_run(name: str) -> tuple[Path, Path]:
     """(folder of the run, folder of its evaluation) from a run's name, its folder, or the folder of an evaluation."""
     for folder in (Path(name), Path("checkpoints") / name):
         if (folder / "episodes.jsonl").exists():
-            return (folder.parent if folder.name == "eval" else folder), folder
+            return (folder.parent if re.match("eval(-|$)", folder.name) else folder), folder
         if folder.is_dir():
             return folder, folder / "eval"
     runs = sorted(p.name for p in Path("checkpoints").glob("*") if p.is_dir())
@@ -96,6 +101,10 @@ def compare(a: str, b: str, stages: list[str]) -> Comparison:
             f"only the {len(shared)} shared questions are compared: {name_a} has {len(old)}, {name_b} {len(new)}"
         )
     old, new = {i: old[i] for i in shared}, {i: new[i] for i in shared}
+    notes += [
+        f"their {words} differ on {n} of the {len(shared)} questions{shown}, so the difference is not the model's alone"
+        for words, n, shown in _different(old, new)
+    ]
     undecided = sum(old[i]["correct"] is None or new[i]["correct"] is None for i in shared)
     if undecided:
         notes.append(f"{undecided} questions that were undecided in either are left out")
@@ -110,6 +119,21 @@ def compare(a: str, b: str, stages: list[str]) -> Comparison:
         },
         notes=notes,
     )
+
+
+def _different(old: dict, new: dict) -> list[tuple[str, int, str]]:
+    """(setting, on how many questions it differs, first of the two values); what a record does not say is left out."""
+    found = []
+    for key, words in SETTINGS.items():
+        pairs = [(r.get(key), new[i].get(key)) for i, r in old.items()]
+        pairs = [(a, b) for a, b in pairs if a != b and None not in (a, b)]
+        if pairs:
+            a, b = pairs[0]
+            shown = (
+                f" ({a if a != '' else 'none'} and {b if b != '' else 'none'})" if key in ("max_turns", "judge") else ""
+            )
+            found.append((words, len(pairs), shown))
+    return found
 
 
 def _records(run: str, stage: str | None) -> tuple[str, dict[str, dict]]:

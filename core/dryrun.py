@@ -65,7 +65,9 @@ def dry_run(
     problems = findings(recipe, records, console.print)
     told = [r for group in records for r in group if r["tokens"]]
     console.rule("what the recipe needs", align="left")
-    for line in report(recipe, on, statistics.fmean(r["tokens"] for r in told) if told else None):
+    own = [r["seconds"] for group in records for r in group if not r["error"]] if not args.endpoint else []
+    written = statistics.fmean(r["tokens"] for r in told) if told else None
+    for line in report(recipe, on, written, statistics.fmean(own) if own and on.kind == "cpu" else None):
         console.print(line)
     if problems:
         raise UserError(_listed(problems))
@@ -123,8 +125,9 @@ def _play(recipe: Recipe, row: dict, group: int, player, tokenizer, make_env, ju
     """One group: play, judge, show."""
     import time
 
+    from core.endpoint import EndpointEngine
     from core.episodes import records_of
-    from core.rollout import EndpointEngine, Episode
+    from core.rollout import Episode
 
     ids = None if isinstance(player, EndpointEngine) else tokenizer
     began = time.perf_counter()

@@ -8,7 +8,8 @@ import importlib.util
 from collections.abc import Callable
 
 from core.config import Recipe, UserError
-from core.rollout import EndpointEngine, TransformersEngine, to_openai
+from core.endpoint import EndpointEngine, to_openai
+from core.rollout import TransformersEngine
 
 
 def open_source(recipe: Recipe, source: str, wanted: str, say: Callable[[str], None] = print) -> tuple:

@@ -1,9 +1,10 @@
 """Play, judge and keep episodes: `episodes.jsonl` grows line by line, so that an evaluation goes on where it was stopped.
 
 An episode is one (stage, turn limit, sample, question). Its line carries a key, a hash of all that it hangs on: weights,
-row, database, the agent's settings, temperature. Only lines whose key is the wanted one are taken over. Lines that this call
-does not ask for wait in `earlier.jsonl`, so that episodes.jsonl holds exactly what the table is made of. Episodes that the
-engine could not play (a server that is down) are undecided, and are tried again by the next call.
+row, template, tools, database, the agent's settings, temperature. Only lines whose key is the wanted one are taken over. Lines
+that this call does not ask for, or that were played with other weights or settings, wait in `earlier.jsonl` until a call asks
+for them again, so that episodes.jsonl holds exactly what the table is made of. Episodes that the engine could not play (a
+server that is down) are undecided, and are tried again by the next call.
 
 The table of the stages is made of the lines with sample 0 and with max_turns as summary.json says; the others are the same
 questions at other turn limits, and the samples for pass@k.
@@ -13,7 +14,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,32 +39,52 @@ class Variant:
 
 
 def plan(
-    stage: str, weights: Any, rows: list[dict], agent: Agent, variants: list[Variant], seed: int, judge: Any = None
-) -> dict:
-    """Identity -> key of every episode of a stage. `weights`: what tells this stage's answers from another's."""
+    stage: str,
+    weights: Any,  # what tells this stage's answers from another's
+    rows: list[dict],
+    agent: Agent,
+    variants: list[Variant],
+    seed: int,
+    judge: Any = None,
+    tools: dict[str, Any] | None = None,  # environment -> schemas of its tools, which the prompts show
+) -> dict[Identity, str]:
+    """Identity -> key of every episode of a stage."""
     database, wanted = functools.cache(file_hash), {}
     for v in variants:
         how = [weights, asdict(agent) | {"max_turns": v.turns}, asdict(v), seed if v.temperature else None]
         for row in rows:
             data = database(row["db_path"]) if row["db_path"] else ""
-            parts = [how, row["prompt"], row["gold"], row["facts"], data, judge.judge_of(row) if judge else ""]
+            shown = (tools or {}).get(row["environment"]) if v.turns else None
+            judged_by = judge.judge_of(row) if judge else ""
+            parts = [how, row["prompt"], row["gold"], row["facts"], data, judged_by, shown]
             wanted[stage, v.turns, v.sample, row["id"]] = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     return wanted
 
 
-def resume(path: Path, wanted: dict[Identity, str], restart: bool = False) -> dict[Identity, dict]:
+def resume(
+    path: Path, wanted: dict[Identity, str], forget: Collection[str] = (), say: Callable[[str], None] = print
+) -> dict[Identity, dict]:
     """The finished episodes among `wanted`, with which `path` is written anew; the others of the folder are set aside.
 
-    What an engine failed to play, or no judge could decide, is not finished.
+    What an engine failed to play, or no judge could decide, is not finished. `forget`: the stages whose episodes, of any
+    key, are dropped.
     """
-    earlier = path.with_name("earlier.jsonl")
-    found = {identity(r): r for r in _read(earlier) + _read(path) if not r["error"] and r["correct"] is not None}
-    done = {i: found[i] for i in wanted if i in found and found[i].get("key") == wanted[i] and not restart}
-    aside = [r for i, r in found.items() if i not in wanted]
+    earlier, forgotten = path.with_name("earlier.jsonl"), {i for i in wanted if i[0] in forget}
+    found = {at: r for at, r in kept(path).items() if at[0] not in forgotten}
+    found = {at: r for at, r in found.items() if not r["error"] and r["correct"] is not None}
+    done = {i: found[i, key] for i, key in wanted.items() if (i, key) in found}
+    aside = [r for (i, key), r in found.items() if wanted.get(i) != key]
+    if other := sum(identity(r) in wanted for r in aside):
+        say(f"{other} episodes of other weights or settings wait in {earlier}: going back takes them up again")
     if aside or earlier.exists():
         write_jsonl(earlier, aside)
     write_jsonl(path, done.values())
     return done
+
+
+def kept(path: Path) -> dict[tuple[Identity, str], dict]:
+    """(identity, key) -> episode, of the file and of those set aside."""
+    return {(identity(r), r.get("key", "")): r for r in _read(path.with_name("earlier.jsonl")) + _read(path)}
 
 
 def identity(record: dict) -> Identity:
@@ -82,24 +103,29 @@ def evaluate(
 ) -> None:
     """Play and judge what of `wanted` is not in `done` yet, and put it there and into the file."""
     todo = [i for i in wanted if i not in done]
-    finished, right, judged, began = 0, 0, 0, time.perf_counter()
+    if not todo:
+        return
+    engine, database = open_engine(), functools.cache(file_hash)
+    over, right, judged, began = 0, 0, 0, time.perf_counter()  # without the time that loading takes
     last = turn = began
     with open(path, "a", encoding="utf-8", errors="replace") as out:  # a server may send lone surrogates
-        for batch in open_engine().play([make_episode(i) for i in todo]) if todo else ():
+        for batch in engine.play([make_episode(i) for i in todo]):
             seconds = (time.perf_counter() - turn) / len(batch)
             for record in records_of(batch, todo[0][0], judge):
                 i = identity(record)
+                data = database(record["db_path"]) if record.get("db_path") else ""
+                record |= {"judge": judge.judge_of(record), "database": data}
                 record |= {"key": wanted[i], "seconds": round(seconds, 3)} | facts
                 done[i] = record
                 out.write(json.dumps(record, ensure_ascii=False) + "\n")
                 judged += record["correct"] is not None
                 right += record["correct"] is True
             out.flush()
-            finished, turn = finished + len(batch), time.perf_counter()
-            if turn - last > SAY_EVERY or finished == len(todo):
-                left, last = (turn - began) / finished * (len(todo) - finished), turn
+            over, turn = over + len(batch), time.perf_counter()
+            if turn - last > SAY_EVERY or over == len(todo):
+                left, last = (turn - began) / over * (len(todo) - over), turn
                 share = f"{right / judged:.1%} correct" if judged else "none judged"
-                say(f"  {todo[0][0]}: {finished}/{len(todo)} episodes, {share}, {left:.0f} s left")
+                say(f"  {todo[0][0]}: {over}/{len(todo)} episodes, {share}, {left:.0f} s left")
 
 
 def records_of(batch: list[Episode], stage: str, judge: Any) -> list[dict]:
@@ -145,7 +171,7 @@ def _record(episode: Episode, scores: dict, first: bool | None, judge: Any) -> d
         "error": episode.error,
         "turns": episode.turns,
         "tool_calls": len(calls),
-        "tool_errors": sum(m["content"].lower().startswith(("error", "{'error'")) for m in calls),
+        "tool_errors": sum(tells_error(m["content"]) for m in calls),
         "tokens": episode.tokens,
         "truncated": episode.truncated,
         "seconds": round(episode.seconds, 3),
@@ -155,13 +181,22 @@ def _record(episode: Episode, scores: dict, first: bool | None, judge: Any) -> d
     }
 
 
+def tells_error(result: str) -> bool:
+    """Whether a tool's result is an error, as the environments and TRL word it; a column may be called error_code."""
+    return result.lower().startswith(("error:", "{'error':"))
+
+
 def assert_same_prompts(records: dict[str, list[dict]]) -> None:
     """Stages of one vocabulary were asked with the very same ids, whatever engine played them."""
     first: dict[tuple, tuple] = {}
     for stage, found in records.items():
         for r in (r for r in found if r["prompt_ids"]):
             there, ids = first.setdefault((r["vocabulary"], r["max_turns"], r["id"]), (stage, r["prompt_ids"]))
-            assert ids == r["prompt_ids"], f"{r['id']}: stage {stage} was asked with other ids than {there}"
+            if ids != r["prompt_ids"]:
+                raise UserError(
+                    f"{r['id']}: stage {stage} was asked with other ids than {there}, so that the two do not compare: the "
+                    "episodes come from different code or chat templates. The same command with --restart plays them again"
+                )
 
 
 def _read(path: Path) -> list[dict]:

@@ -29,7 +29,8 @@ def summarise(records: list[dict]) -> dict:
     """The figures of one stage at one turn limit."""
     names = sorted({name for r in records for name in r["rewards"]})
     seconds = sum(r["seconds"] for r in records)
-    tokens = [r["tokens"] for r in records if r["tokens"] is not None]
+    played = [r for r in records if not r.get("error")]  # what no engine could play shows no behaviour
+    tokens = [r["tokens"] for r in played if r["tokens"] is not None]
     return {
         **proportion([r["correct"] for r in records]),
         "undecided": sum(r["correct"] is None for r in records),
@@ -41,11 +42,11 @@ def summarise(records: list[dict]) -> dict:
         "executable_rate": mean([r.get("executes") for r in records]),
         "format_rate": mean([r.get("well_formed") for r in records]),
         "correction": correction(records),
-        "turns": mean([r["turns"] for r in records]),
-        "tool_calls": mean([r["tool_calls"] for r in records]),
-        "tool_error_rate": mean([r["tool_errors"] / r["tool_calls"] for r in records if r["tool_calls"]]),
-        "no_tool_rate": mean([r["tool_calls"] == 0 for r in records]),
-        "truncated_rate": mean([r["truncated"] for r in records]),
+        "turns": mean([r["turns"] for r in played]),
+        "tool_calls": mean([r["tool_calls"] for r in played]),
+        "tool_error_rate": mean([r["tool_errors"] / r["tool_calls"] for r in played if r["tool_calls"]]),
+        "no_tool_rate": mean([r["tool_calls"] == 0 for r in played]),
+        "truncated_rate": mean([r["truncated"] for r in played]),
         "tokens": mean(tokens),
         "seconds": round(seconds, 1),
         "tokens_per_second": round(sum(tokens) / seconds, 1) if seconds and tokens else None,

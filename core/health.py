@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 
 from core import fit
 from core.artifacts import read_jsonl, write_jsonl
+from core.episodes import tells_error
 
 WINDOW = 5  # logged steps that an early and a late mean are made of
 Series = dict[str, list[float]]  # metric -> its values so far
@@ -171,7 +172,7 @@ def _figures(completion: list[dict]) -> dict[str, int]:
     turns = [m for m in completion if m["role"] == "assistant"]
     results = [m for m in completion if m["role"] == "tool"]
     unread = any(tag in (m.get("content") or "") for m in turns for tag in ("<tool_call>", "</tool_call>"))
-    errors = sum(str(m["content"]).lower().startswith(("error", "{'error'")) for m in results)
+    errors = sum(tells_error(str(m["content"])) for m in results)
     return dict(zip(FIGURES, (1, len(turns), bool(results), unread, len(results), errors), strict=True))
 
 

@@ -8,6 +8,7 @@ on CPU). The figures for GPUs follow the same arithmetic and have not been check
 """
 
 import argparse
+import statistics
 from dataclasses import dataclass
 
 from core import backend
@@ -248,8 +249,47 @@ ASSUMPTIONS = (
 )
 
 
-def report(recipe: Recipe, on: Device, written: float | None = None) -> list[str]:
-    """Both stages on a device, in lines."""
+CPU_ASSUMPTIONS = (
+    f"Calculated for this CPU: {RUNTIME['cpu']} GiB for Python and its libraries, {SLACK - 1:.0%} of activations lost in fragments, "
+    "every micro-batch full of longest rows; what loading, merging and evaluation hold beside that is left out. A CPU's speed "
+    "is not calculated: times here are those of rollouts or runs that were measured."
+)
+
+
+def measured(recipe: Recipe, stage: str) -> str:
+    """What this run's own stage took the last time, from its manifest and its log; empty where it has neither."""
+    from core.report import training_curves
+
+    folder = recipe.run_dir / stage
+    series, manifest = (training_curves(folder) or {}).get("series", {}), read_manifest(folder) or {}
+    memory, now, then = manifest.get("memory", {}), recipe.to_dict(), manifest.get("recipe", {})
+    peaks = [gib for gib in (*series.get("memory_gib", ()), memory.get("memory_gib")) if gib]
+    times = [seconds for seconds in series.get("step_time", ()) if seconds]
+    parts = [f"peak {max(peaks):.1f} GiB"] if peaks else []
+    parts += [f"predicted then {memory['peak_gib']:.1f}"] if peaks and "peak_gib" in memory else []
+    parts += [f"{statistics.median(times):.1f} s a step"] if times else []
+    if not parts:
+        return ""
+    other = [k for k in ("model", "agent", "data", stage) if then and then.get(k) != now.get(k)]
+    changed = f", with other settings of {', '.join(other)}" if other else ""
+    where = f" on {manifest['device']}" if manifest.get("device") else " in a run that is not finished"
+    return f"measured{where}{changed}: {', '.join(parts)}"
+
+
+def rollouts_time(recipe: Recipe, seconds: float) -> str:
+    """A GRPO step of a device whose speed is unknown, from the seconds that an episode took there."""
+    batch = batch_of(recipe, "grpo")
+    rows = batch.rows * batch.accumulation
+    steps = run_steps(recipe, "grpo", rows / recipe.grpo.config.get("num_generations", 8))
+    step = rows * seconds
+    return (
+        f"about {step:.1f} s a step for its {rows} rollouts at {seconds:.2f} s each, as played here; {steps} steps, "
+        f"{step * steps / 3600:.1f} h; the updates come on top"
+    )
+
+
+def report(recipe: Recipe, on: Device, written: float | None = None, rollout: float | None = None) -> list[str]:
+    """Both stages on a device, in lines. `rollout`: seconds of an episode, as just played on it."""
     lines = []
     for stage in ("sft", "grpo"):
         try:
@@ -262,7 +302,11 @@ def report(recipe: Recipe, on: Device, written: float | None = None) -> list[str
             lines.append(f"     rollouts by {engine}")
         if time := step_time(recipe, stage, on, written):
             lines.append(f"     {time}")
-    return [*lines, ASSUMPTIONS] if on.kind == "cuda" else lines
+        elif stage == "grpo" and rollout:
+            lines.append(f"     {rollouts_time(recipe, rollout)}")
+        if line := measured(recipe, stage):
+            lines.append(f"     {line}")
+    return [*lines, ASSUMPTIONS if on.kind == "cuda" else CPU_ASSUMPTIONS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -113,8 +113,11 @@ def _head(run_dir: Path, output: Path) -> dict:
     manifests = {name: m for name, folder in folders.items() if (m := read_manifest(folder))}
     last = list(manifests.values())[-1] if manifests else {}
     recipe = last.get("recipe", {})
+    server = manifests.get("evaluation", {}).get("endpoint") or {}  # what was measured is then its model
     return {
-        "model": recipe.get("model", ""),
+        "model": server.get("served_model") or recipe.get("model", ""),
+        "server": server.get("url", ""),
+        "prompts": server.get("prompts", "").removeprefix("prompts: "),
         "tasks": ", ".join(f"{task} {weight:g}" for task, weight in recipe.get("tasks", {}).items()),
         "seed": last.get("seed"),
         "device": last.get("device", ""),

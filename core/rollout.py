@@ -12,8 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from core.chat import parse, prompt_ids, storable, tool_suffix, tools_of, visible
-from core.config import Agent, UserError
+from core.chat import parse, prompt_ids, tool_suffix, tools_of, visible
+from core.config import Agent
 from core.decode import forward, read_prompts, sample
 from core.kv_cache import without_gaps
 from core.tools import pool, run_calls
@@ -209,142 +209,6 @@ class TransformersEngine:
                 logits = forward(self.model, ids, mask, cache)
 
 
-class EndpointEngine:
-    """Plays episodes against an OpenAI-compatible server (vLLM, Ollama, llama-server, a hosted API).
-
-    What the server cannot do is nobody's wrong answer: the episode carries `error`. A server that is not there, does not
-    know the model, or has stopped answering ends the evaluation; the same command goes on where it ended. The prompt's
-    ids are the server's own (core/served.py compares them). `budget` is kept by the server's counts, one tool result late.
-    """
-
-    def __init__(self, url: str, model: str, concurrency: int = 8, temperature: float = 0.0, seed: int = 0):
-        import os
-
-        from openai import OpenAI
-
-        self.client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"), max_retries=3, timeout=300)
-        self.url, self.model, self.concurrency = url, model, concurrency
-        self.temperature, self.seed = temperature, seed
-
-    def play(self, episodes: list[Episode]) -> Iterator[list[Episode]]:
-        """Yields episodes one by one as they finish."""
-        from concurrent.futures import ThreadPoolExecutor, as_completed
-
-        pool, failed, played = ThreadPoolExecutor(self.concurrency), 0, 0
-        try:
-            for done in as_completed([pool.submit(self._play_one, e) for e in episodes]):
-                episode = done.result()
-                played += not episode.error
-                failed = failed + 1 if episode.error else 0
-                if "APIConnectionError" in episode.error and not played:
-                    raise UserError(
-                        f"no server answers at {self.url} ({episode.error}). Start it, or correct --endpoint"
-                    )
-                if failed > 3 * self.concurrency:
-                    raise UserError(
-                        f"{self.url} has failed {failed} times in a row ({episode.error}). "
-                        "The same command goes on from here once it works"
-                    )
-                yield [episode]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for what is queued
-
-    def _play_one(self, episode: Episode) -> Episode:
-        import openai
-
-        began, limit, prompt, used = time.perf_counter(), episode.agent.max_completion_length, None, 0
-        try:
-            while True:
-                reply = self._ask(episode, limit - used)
-                choice, usage = reply.choices[0], reply.usage
-                if usage:
-                    prompt = usage.prompt_tokens if prompt is None else prompt
-                    used = usage.prompt_tokens - prompt + usage.completion_tokens
-                    episode.usage = (episode.usage or 0) + usage.completion_tokens
-                episode.truncated = choice.finish_reason == "length"
-                results = episode.accept_message(from_openai(choice.message))
-                if results and used >= limit:
-                    del episode.completion[-len(results) :]
-                    episode.truncated = True
-                if not results or used >= limit:
-                    break
-        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-            raise UserError(
-                f"{self.url} refuses model '{self.model}' ({error}). See {self.url}/models for its names; a key goes "
-                "into OPENAI_API_KEY"
-            ) from error
-        except (
-            openai.OpenAIError,
-            ValueError,
-            IndexError,
-            TypeError,
-            AttributeError,
-        ) as error:  # the last four: a reply that is no JSON, or without a message
-            episode.error = f"{type(error).__name__}: {error}"[:300]
-        episode.seconds = time.perf_counter() - began
-        return episode
-
-    def _ask(self, episode: Episode, budget: int):
-        options = {"tools": episode.tools} if episode.tools else {}
-        if self.temperature:
-            options |= {"seed": stream_of(self.seed, episode).getrandbits(31), "top_p": 1.0}
-        return self.client.chat.completions.create(
-            model=self.model,
-            messages=to_openai(episode.row["prompt"] + episode.completion),
-            temperature=self.temperature,
-            max_tokens=max(1, budget),
-            **options,
-        )
-
-
 def stream_of(seed: int, episode: Episode) -> random.Random:
     """Random numbers of one episode: the same whatever else is in its batch, and after a resume."""
     return random.Random(f"{seed}-{episode.row['id']}-{episode.sample}-{episode.turns}")
-
-
-def to_openai(messages: list[dict]) -> list[dict]:
-    """Our messages as the API wants them: arguments as JSON text, calls and results joined by ids."""
-    import json
-
-    out, ids = [], []
-    for n, message in enumerate(visible(messages)):
-        if message["role"] == "tool":
-            out.append({"role": "tool", "tool_call_id": ids.pop(0), "content": message["content"]})
-        elif message.get("tool_calls"):
-            ids = [f"call_{n}_{k}" for k in range(len(message["tool_calls"]))]
-            calls = [
-                {
-                    "id": i,
-                    "type": "function",
-                    "function": {
-                        "name": c["function"]["name"],
-                        "arguments": json.dumps(c["function"]["arguments"], ensure_ascii=False),
-                    },
-                }
-                for i, c in zip(ids, message["tool_calls"], strict=True)
-            ]
-            out.append({"role": "assistant", "content": message["content"], "tool_calls": calls})
-        else:
-            out.append({"role": message["role"], "content": message["content"]})
-        if thought := message.get("reasoning_content"):  # llama.cpp's name for it, vLLM's and Ollama's
-            out[-1] |= {"reasoning_content": thought, "reasoning": thought}
-    return out
-
-
-def from_openai(message) -> dict:
-    """An assistant message of the API as ours; arguments that are no JSON object become a call the tool refuses."""
-    import json
-
-    out = {"role": "assistant", "content": message.content or ""}
-    if thought := getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None):
-        out["reasoning_content"] = thought  # part of the turn: without it the next prompt is not the one trained on
-    calls = []
-    for call in message.tool_calls or []:
-        try:
-            arguments = storable(json.loads(call.function.arguments or "{}"))
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            arguments = {"arguments": call.function.arguments}
-        calls.append({"type": "function", "function": {"name": call.function.name, "arguments": arguments}})
-    return storable(out | {"tool_calls": calls} if calls else out)

@@ -3,6 +3,7 @@
 import os
 
 from core.config import UserError
+from core.endpoint import check_url
 
 
 def compare_prompt(url: str, model: str, messages: list[dict], tools: list[dict], ids: list[int]) -> str:
@@ -12,9 +13,9 @@ def compare_prompt(url: str, model: str, messages: list[dict], tools: list[dict]
         return _verdict(found, ids)
     with _client() as client:
         chat = _chat(model, messages, tools) | {"max_tokens": 1}
-        usage = _ask(client, f"{url.rstrip('/')}/chat/completions", chat).get("usage") or {}
-    count = usage.get("prompt_tokens")
-    if count is None:
+        usage = _ask(client, f"{url.rstrip('/')}/chat/completions", chat).get("usage")
+    count = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    if type(count) is not int:
         return "prompts: the server shows neither ids nor counts of its prompts, so they are not compared with training"
     if count == len(ids):
         return f"prompts: the server counts {count} tokens, as training does (it does not show the ids)"
@@ -23,13 +24,14 @@ def compare_prompt(url: str, model: str, messages: list[dict], tools: list[dict]
 
 def server_ids(url: str, model: str, messages: list[dict], tools: list[dict]) -> list[int] | None:
     """The ids that the server makes of a prompt: from /tokenize (vLLM) or /apply-template (llama-server), else None."""
+    check_url(url)
     root, chat = url.rstrip("/").removesuffix("/v1"), _chat(model, messages, tools)
     with _client() as client:
         found = _ask(client, f"{root}/tokenize", chat | {"add_generation_prompt": True}).get("tokens")
         if not found and (text := _ask(client, f"{root}/apply-template", chat).get("prompt")):
             text = {"content": text, "add_special": True, "parse_special": True}
             found = _ask(client, f"{root}/tokenize", text).get("tokens")
-    return found or None
+    return found if found and isinstance(found, list) else None
 
 
 def _chat(model: str, messages: list[dict], tools: list[dict]) -> dict:
@@ -47,10 +49,11 @@ def _ask(client, address: str, body: dict) -> dict:
 
     try:
         reply = client.post(address, json=body)
-        return reply.json() if reply.status_code == 200 else {}
+        found = reply.json() if reply.status_code == 200 else {}
+        return found if isinstance(found, dict) else {}
     except httpx.ConnectError as error:
         raise UserError(f"no server answers at {address} ({error}). Start it, or correct --endpoint") from error
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, ValueError, RecursionError):  # the last two: no JSON, or nested without end
         return {}
 
 

@@ -12,6 +12,15 @@ class Table:
     rows: list[list[str]]
 
 
+def served(summary: dict) -> str:
+    """What a server's figures are of, in a sentence; empty for the run's own stages."""
+    if not (server := summary.get("endpoint")):
+        return ""
+    return (
+        f"{server['served_model']} at {server['url']}, asked with the rows of run {summary['run']}; {server['prompts']}"
+    )
+
+
 def tables(summary: dict) -> list[Table]:
     """How often each stage is right, and how it answers; then, where there is something in it, parts, turns, corrections, samples."""
     stages = summary["stages"]

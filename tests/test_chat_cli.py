@@ -103,6 +103,85 @@ def test_a_database_that_goes_away_does_not_end_the_session(shop_db, monkeypatch
     assert out.count("file is not a database") == 2 and out.rstrip().endswith("leave (as Ctrl-D)")
 
 
+def session(engine, shop_db):
+    import argparse
+
+    import chat
+    from core.config import load_recipe
+
+    args = argparse.Namespace(db=shop_db, task=None)
+    return chat.Session(load_recipe(ROOT / "recipes/ci.yaml"), args, None, engine)
+
+
+class Scripted:
+    """Plays what it is told to, and keeps the prompts."""
+
+    def __init__(self, *answers):
+        self.answers, self.prompts = list(answers), []
+
+    def play(self, episodes):
+        for e in episodes:
+            self.prompts.append(e.row["prompt"])
+            self.answers.pop(0)(e)
+            yield [e]
+
+
+def calls(text=""):
+    call = {"type": "function", "function": {"name": "execute_sql", "arguments": {"query": "SELECT 1"}}}
+    return {"role": "assistant", "content": text, "tool_calls": [call]}
+
+
+def test_a_call_without_result_is_no_part_of_the_history(shop_db):
+    """An answer that ends at the turn limit: servers refuse the conversation ever after."""
+
+    def to_the_limit(text):
+        def play(e):
+            while e.accept_message(calls(text)):
+                pass
+
+        return play
+
+    engine = Scripted(
+        to_the_limit("Let me see."), to_the_limit(""), lambda e: e.accept_message({"role": "assistant", "content": "3"})
+    )
+    talk = session(engine, shop_db)
+    for _ in range(3):
+        talk.ask("How many?")
+    for prompt in engine.prompts[1:]:
+        for message, after in zip(prompt, prompt[1:], strict=False):
+            assert not message.get("tool_calls") or after["role"] == "tool"
+    assert engine.prompts[1][-2]["content"] == "Let me see." and engine.prompts[2][-2]["role"] == "tool"
+
+
+def test_a_stopped_answer_says_nothing_more(shop_db, capsys):
+    kept = []
+
+    def stopped(e):
+        kept.append(e)
+        raise KeyboardInterrupt
+
+    talk = session(Scripted(stopped), shop_db)
+    with pytest.raises(KeyboardInterrupt):
+        talk.ask("How many?")
+    kept[0].accept_message(calls("late words"))  # its request was under way
+    assert "late words" not in capsys.readouterr().out and talk.before == []
+
+
+def test_a_conversation_that_a_server_refuses_names_reset(shop_db):
+    from core.config import UserError
+
+    def refused(e):
+        e.error = "BadRequestError: Error code: 400 - maximum context length is 2048 tokens"
+
+    answer = lambda e: e.accept_message({"role": "assistant", "content": "3"})  # noqa: E731
+    talk = session(Scripted(refused, answer, refused), shop_db)
+    with pytest.raises(UserError, match=r"tokens$"):  # nothing to forget
+        talk.ask("How many?")
+    talk.ask("How many?")
+    with pytest.raises(UserError, match="/reset forgets"):
+        talk.ask("And now?")
+
+
 @pytest.mark.slow
 def test_a_recipe_is_a_manifests_own(tmp_path):
     """An exported folder carries what its agent was trained with: chat uses that when no recipe is named."""

@@ -1,7 +1,9 @@
 """Paired statistics of two runs, against values that are known or counted out."""
 
 import itertools
+import json
 import math
+import shutil
 
 import pytest
 
@@ -73,6 +75,42 @@ def test_errors_say_what_is_shared_and_what_to_do(tmp_path, monkeypatch):
     write_lines(b / "eval" / "episodes.jsonl", [episode("dev-0", "sft", True, question="What else?", task="mini_math")])
     with pytest.raises(UserError, match="1 of the 1 ids .* different questions .*dev-0.*What else"):
         cmp.compare("a", "b", [])
+
+
+def test_stages_stand_in_the_tables_order(tmp_path):
+    """A resume plays a stage of the middle last; the last stage is the one that is compared."""
+    run = write_episodes(
+        tmp_path / "a", {"grpo": [True] * 3, "mine": [True] * 3, "base": [False] * 3, "sft": [False] * 3}
+    )
+    assert list(cmp.by_stage(run / "eval")) == ["base", "sft", "grpo", "mine"]
+    summary = {"stages": {"mine": {}, "base": {}, "sft": {}, "grpo": {}}, "max_turns": 3}
+    (run / "eval" / "summary.json").write_text(json.dumps(summary))
+    assert list(cmp.by_stage(run / "eval")) == list(summary["stages"])
+    assert cmp.compare(str(run), str(run), []).names == ("a grpo", "a grpo")
+
+
+def test_every_evaluation_folder_belongs_to_its_run(tmp_path):
+    run = write_episodes(tmp_path / "demo", {"sft": [True]})
+    for name in ("eval-first-20", "evaluated"):
+        shutil.copytree(run / "eval", run / name)
+    assert cmp.find_run(str(run / "eval-first-20")) == (run, run / "eval-first-20")
+    assert cmp.find_run(str(run / "evaluated")) == (run / "evaluated", run / "evaluated")
+
+
+def test_what_differs_beside_the_model_is_said(tmp_path):
+    same = {"database": "d1", "judge": "offline", "prompt": [{"role": "user", "content": "?"}]}
+    a = write_episodes(tmp_path / "a", {"sft": [True] * 4}, **same)
+    b = write_episodes(tmp_path / "b", {"sft": [True] * 4}, **same)
+    assert cmp.compare(str(a), str(b), []).notes == []
+    write_episodes(tmp_path / "b", {"sft": [True] * 4}, database="d2", judge="qwen", max_turns=1)
+    notes = "\n".join(cmp.compare(str(a), str(b), []).notes)
+    assert "prompts differ on 4 of the 4 questions" in notes and "databases differ" in notes
+    assert (
+        "judges differ on 4 of the 4 questions (offline and qwen)" in notes
+        and "limits differ on 4 of the 4 questions (3 and 1)" in notes
+    )
+    write_episodes(tmp_path / "b", {"sft": [True] * 4}, prompt=same["prompt"])  # of an older version: says neither
+    assert cmp.compare(str(a), str(b), []).notes == []
 
 
 def test_nothing_decided_in_both(tmp_path):

@@ -71,6 +71,32 @@ def test_rows_that_would_break_the_run(recipe, sql_row):
         assert problem.startswith(row["id"]) and text in problem
 
 
+def test_time_on_a_cpu_is_that_of_the_rollouts_played(recipe, math_row, monkeypatch, capsys):
+    """Not with a server, whose seconds are another machine's, nor for a GPU by name."""
+    import argparse
+
+    import rewards
+    from core import dryrun
+    from core.sizes import Device
+    from tasks.base import call, gold_episode
+
+    class Quick:
+        def play(self, found):
+            for n, e in enumerate(found):
+                answer = "<answer>12</answer>" if n else "<answer>3</answer>"
+                e.accept_message(call("calculator", {"expression": "1 + 1"}))
+                e.accept_message({"role": "assistant", "content": answer})
+            yield found
+
+    monkeypatch.setattr(dryrun, "_open", lambda *_: (None, lambda temperature: Quick()))
+    monkeypatch.setattr(dryrun, "device", lambda _: Device("cpu, 2 cores", 8.0, kind="cpu"))
+    for endpoint in (None, "http://host:1/v1"):
+        args = argparse.Namespace(gpu=None, endpoint=endpoint, served_model="m", dry_run_tasks=1)
+        dryrun.dry_run(recipe, args, [math_row], make_env, rewards, gold_episode)
+        out = capsys.readouterr().out
+        assert ("as played here" in out) == (not endpoint) and "Calculated for this CPU" in out
+
+
 def test_reward_is_grpos_sum(recipe):
     assert weighted(recipe, {"exec_match": 1.0, "sql_format": None, "executes": 1.0}) == 1.0  # executes: not in it
 

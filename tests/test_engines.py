@@ -56,7 +56,8 @@ def played(engine, found):
 
 
 def test_batched_alone_and_served_are_the_same_episodes(taught):
-    from core.rollout import EndpointEngine, TransformersEngine
+    from core.endpoint import EndpointEngine
+    from core.rollout import TransformersEngine
 
     model, tokenizer, rows = taught
     batched = played(TransformersEngine(model, tokenizer, 4), episodes(rows, tokenizer))
@@ -96,8 +97,9 @@ def test_sampling_does_not_hang_on_the_batch(taught):
 
 def test_what_a_server_fails_at_is_undecided_and_tried_again(taught, tmp_path):
     import rewards
+    from core.endpoint import EndpointEngine
     from core.episodes import Variant, evaluate, plan, resume
-    from core.rollout import EndpointEngine, TransformersEngine
+    from core.rollout import TransformersEngine
 
     model, tokenizer, rows = taught
     path, bad = tmp_path / "episodes.jsonl", True
@@ -127,7 +129,8 @@ def test_what_a_server_fails_at_is_undecided_and_tried_again(taught, tmp_path):
 
 @pytest.mark.parametrize("reply", ['{"id": "1", "choices": [{"ind', '{"id": "1", "choices": []}', "null"])
 def test_half_a_reply_is_nobodys_wrong_answer(taught, reply):
-    from core.rollout import EndpointEngine, TransformersEngine
+    from core.endpoint import EndpointEngine
+    from core.rollout import TransformersEngine
 
     model, tokenizer, rows = taught
     with serve(TransformersEngine(model, tokenizer, 1), fails=lambda body: reply) as url:
@@ -135,7 +138,8 @@ def test_half_a_reply_is_nobodys_wrong_answer(taught, reply):
 
 
 def test_no_server_and_no_model_end_at_once(taught):
-    from core.rollout import EndpointEngine, TransformersEngine
+    from core.endpoint import EndpointEngine
+    from core.rollout import TransformersEngine
 
     model, tokenizer, rows = taught
     with serve(TransformersEngine(model, tokenizer, 1)) as url:
@@ -179,7 +183,10 @@ def test_resume_takes_over_what_is_still_true(tmp_path, math_row):
     assert set(resume(path, wanted)) == set(wanted)
     assert set(resume(path, plan("sft", ["w"], rows[:2], AGENT, [Variant(3)], 0))) == {("sft", 3, 0, x) for x in "01"}
     assert len(path.read_text().split("\n")) == 3 and set(resume(path, wanted)) == set(wanted)  # nothing was lost
-    assert not resume(path, plan("sft", ["other weights"], rows, AGENT, [Variant(3)], 0))
+    said, other = [], plan("sft", ["other weights"], rows, AGENT, [Variant(3)], 0)
+    assert not resume(path, other, say=said.append) and path.read_text() == ""
+    assert said[0].startswith(f"3 episodes of other weights or settings wait in {tmp_path}/earlier.jsonl")
+    assert set(resume(path, wanted)) == set(wanted)  # going back takes them up again
     changed = [rows[0] | {"gold": "13"}, *rows[1:]]
     assert len(resume(path, plan("sft", ["w"], changed, AGENT, [Variant(1)], 0))) == 2
     assert (
@@ -189,12 +196,60 @@ def test_resume_takes_over_what_is_still_true(tmp_path, math_row):
     undecided, failed = lines[0] | {"correct": None}, lines[1] | {"error": "the server went away"}
     path.write_text("".join(json.dumps(x) + "\n" for x in (undecided, failed, *lines[2:])))
     path.with_name("earlier.jsonl").unlink()
+    text = path.read_text()
     assert set(resume(path, wanted)) == set(list(wanted)[2:])  # nobody's wrong answers are played again
+    path.write_text(text)
+    assert set(resume(path, other | wanted, ["base"])) == set(list(wanted)[2:])
+    assert not resume(path, wanted, ["sft"]) and not resume(path, wanted)  # --restart drops them, whatever their key
     path.write_text('{"id": 2, "st\n{"id": 1}\n')
     with pytest.raises(
         UserError, match="is not JSON"
     ):  # damage in the middle is no crash of ours: never silently skipped
         resume(path, wanted)
+
+
+def test_templates_tools_and_loading(tmp_path, math_row, sql_row):
+    """Other tool schemas are other episodes of their environment; loading the engine is none of an episode's seconds."""
+    import time
+
+    import rewards
+    from core.episodes import Variant, evaluate, plan
+
+    rows, tools = [math_row, sql_row], {"calculator": [{"name": "a"}], "sql": [{"name": "b"}]}
+    one, two = (plan("m", [], rows, AGENT, [Variant(3), Variant(0)], 0, None, t) for t in (tools, tools | {"sql": []}))
+    assert {i for i in one if one[i] != two[i]} == {("m", 3, 0, sql_row["id"])}
+
+    class Quick:
+        def play(self, found):
+            for e in found:
+                e.accept_message({"role": "assistant", "content": "<answer>12</answer>"})
+                yield [e]
+
+    def load():
+        time.sleep(1)
+        return Quick()
+
+    done, wanted = {}, plan("m", [], [math_row], AGENT, [Variant(3)], 0)
+    make = lambda _: episodes([math_row])[0]  # noqa: E731
+    evaluate(wanted, done, make, load, rewards, tmp_path / "episodes.jsonl", {}, say=lambda _: None)
+    (record,) = done.values()
+    assert record["seconds"] < 0.9 and record["judge"] == "" and record["correct"]
+
+
+def test_a_column_named_error_is_no_error():
+    from core.episodes import tells_error
+
+    assert not tells_error("error_code | n\n7 | 2\n(1 row)") and not tells_error("Errors\n3\n(1 row)")
+    assert tells_error("Error: no such column: nam") and tells_error("{'error': 'Tool x not found.'}")
+
+
+def test_other_ids_name_the_way_out():
+    from core.episodes import assert_same_prompts
+
+    record = {"vocabulary": "v", "max_turns": 3, "id": "a", "prompt_ids": [1, 2]}
+    assert_same_prompts({"base": [record], "sft": [record, record | {"vocabulary": "w", "prompt_ids": [9]}]})
+    with pytest.raises(UserError, match="a: stage sft was asked with other ids than base.*--restart"):
+        assert_same_prompts({"base": [record], "sft": [record | {"prompt_ids": [1, 3]}]})
 
 
 def test_another_judge_makes_other_verdicts(math_row, monkeypatch):

@@ -38,6 +38,16 @@ def test_undecided_counts_neither_way():
     json.dumps(nothing, allow_nan=False)  # browsers read summary.json
 
 
+def test_what_could_not_be_played_shows_no_behaviour():
+    """A server that fails on every other question makes no model that calls no tool."""
+    failed = {"error": "server down", "tokens": None, "turns": 0, "tool_calls": 0, "seconds": 99.0}
+    s = summarise([record(1, True), record(2, None, truncated=True, **failed)])
+    assert (s["turns"], s["tool_calls"], s["no_tool_rate"], s["truncated_rate"], s["errors"]) == (2, 1, 0, 0, 1)
+    nothing = summarise([record(1, None, **failed)])
+    assert nothing["turns"] is None and nothing["no_tool_rate"] is None
+    assert "| turns | - |" in markdown(tables(compare({"m": [record(1, None, **failed)]}, [3], 3, None)))
+
+
 @pytest.mark.parametrize(("n", "right"), [(5, 2), (4, 0), (6, 6), (7, 1)])
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n, right):
     verdicts = [True] * right + [False] * (n - right)

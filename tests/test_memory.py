@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import json
 from pathlib import Path
 
@@ -29,6 +30,28 @@ PUBLISHED = {  # parameters, as the model cards say
 @pytest.fixture
 def recipe(tmp_path):
     return load_recipe(ROOT / "recipes/spider-qwen2.5-coder-1.5b-24gb.yaml", ["--data_root", str(tmp_path)])
+
+
+def test_the_estimate_stands_beside_what_was_measured(tmp_path):
+    """On CPU too: what the run's own stages took, the time of rollouts just played, and what is assumed."""
+    words = ["--checkpoint_root", str(tmp_path), "--data_root", str(tmp_path)]
+    recipe, cpu = load_recipe(ROOT / "recipes/demo.yaml", words), Device("cpu, 2 cores", 8.0, kind="cpu")
+    said = "\n".join(report(recipe, cpu))
+    assert "measured on" not in said and " s a step" not in said and "Calculated for this CPU: 0.75 GiB" in said
+    rows = [{"step": n, "time": 60.0 * n, "step_time": 58.0 + n, "memory_gib": 4.0 + n / 10} for n in range(1, 4)]
+    folder = recipe.run_dir / "grpo"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert "measured in a run that is not finished: peak 4.3 GiB, 60.0 s a step" in "\n".join(report(recipe, cpu))
+    manifest = {"recipe": recipe.to_dict(), "device": "cpu (2 cores)", "memory": {"peak_gib": 2.4, "memory_gib": 5.0}}
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"seconds": 1.0}))
+    recipe.agent = dataclasses.replace(recipe.agent, max_turns=7)
+    said = "\n".join(report(recipe, cpu, rollout=0.5))
+    assert (
+        "measured on cpu (2 cores), with other settings of agent: peak 5.0 GiB, predicted then 2.4, 60.0 s a step"
+        in said
+    )
+    assert "about 16.0 s a step for its 32 rollouts at 0.50 s each" in said
 
 
 def test_the_table_has_every_model_with_its_published_size():

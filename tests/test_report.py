@@ -40,6 +40,16 @@ def test_page_holds_figures_curves_and_episodes(tmp_path):
     )
 
 
+def test_a_servers_page_names_the_server_and_what_it_reads(tmp_path):
+    run = write_episodes(tmp_path / "demo", {"served": [True, False]})
+    server = {"url": "http://host:8000/v1", "served_model": "other/model", "prompts": "warning: another template"}
+    write_manifest(run / "sft")
+    write_manifest(run / "eval", endpoint=server)
+    report, _ = unpack(write_page(run, run / "eval"))
+    head = report["head"]
+    assert (head["model"], head["server"], head["prompts"]) == ("other/model", server["url"], server["prompts"])
+
+
 def test_only_the_greedy_episode_with_the_most_turns_is_shown(tmp_path):
     rows = [episode("a", "sft", False, max_turns=t, sample=s) for t, s in ((1, 0), (3, 1))]
     rows.insert(1, episode("a", "sft", True, max_turns=3))

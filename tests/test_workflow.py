@@ -209,8 +209,9 @@ def test_a_database_that_is_away_is_told_to_the_trainer(sql_row):
 def test_rollout_ids_are_those_of_sft(tiny, flow_row):
     from core.chat import render
     from core.checks import check_rendering
+    from core.endpoint import to_openai
     from core.models import load_tokenizer
-    from core.rollout import Episode, to_openai
+    from core.rollout import Episode
 
     tokenizer = load_tokenizer(str(tiny))
     episode = Episode(flow_row, env_for(flow_row), tokenizer, Agent(workflow=Workflow(), max_completion_length=2000))

@@ -21,7 +21,7 @@ const OUTCOMES = {
   right: (e) => e.correct === true,
   wrong: (e) => e.correct === false,
   undecided: (e) => e.correct === null,
-  "no tool call": (e) => e.tool_calls === 0,
+  "no tool call": (e) => !e.error && e.tool_calls === 0,
   "a tool error": (e) => e.tool_errors > 0,
   "cut short": (e) => e.truncated,
 };

@@ -4,6 +4,8 @@ function drawHead() {
   const head = report.head;
   const facts = [
     ["model", head.model],
+    ["server", head.server],
+    ["prompts", head.prompts],
     ["hardware", head.device],
     ["commit", head.commit && head.commit.slice(0, 10) + (head.dirty ? " with local changes" : "")],
     ["seed", head.seed],
