@@ -123,7 +123,8 @@ def test_ctrl_c_does_not_wait_for_a_server_that_hangs(server, math_row, tmp_path
     server.reply = lambda path, body: time.sleep(60) or ""
     (tmp_path / "row.json").write_text(json.dumps(math_row))
     program = (
-        "import json, sys\nfrom core.config import Agent, run_step\nfrom core.endpoint import EndpointEngine\nfrom core.rollout import Episode\n"
+        "import json, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs ignore it
+        "from core.config import Agent, run_step\nfrom core.endpoint import EndpointEngine\nfrom core.rollout import Episode\n"
         "from envs import CalculatorEnv\nrow = json.load(open(sys.argv[2]))\n"
         "found = [Episode(row, CalculatorEnv(), None, Agent()) for _ in range(3)]\n"
         "run_step(lambda: list(EndpointEngine(sys.argv[1], 'm').play(found)))\n"

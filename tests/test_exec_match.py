@@ -351,9 +351,9 @@ def _wide(kind: str, width: int) -> tuple[list, list]:
 @pytest.mark.parametrize("width", [4, 12, 40])
 def test_wide_results_take_milliseconds(kind, same, width):
     left, right = _wide(kind, width)
-    started = time.perf_counter()
+    started = time.process_time()  # of this process: others may be busy
     assert same_official(left, right, False) is same
-    assert time.perf_counter() - started < 0.25
+    assert time.process_time() - started < 0.25
 
 
 def test_the_search_is_bounded_where_it_is_hard():
