@@ -62,8 +62,10 @@ def main():
     from core.models import fingerprint, stage_source
     from core.workflow import prompt_tools
     from envs import ENVIRONMENTS
+    from tasks.prepare import check_prepared
 
     training.quiet()
+    check_prepared(recipe, f"python step2_prepare_data.py {args.words}")
     rows = read_jsonl(recipe.data_dir / f"{args.split}.jsonl", f"python step2_prepare_data.py {args.words}")
     rows = {r["id"]: {k: v for k, v in r.items() if k != "messages"} for r in rows[: args.limit or None]}
     if not rows:

@@ -10,6 +10,8 @@ of the wrong type fail here, before any model is loaded, with the nearest valid 
 import argparse
 import dataclasses
 import difflib
+import errno
+import math
 import os
 import shlex
 import sys
@@ -19,9 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from core.trl_fields import OUTSIDE, trl_fields
 
-from core.trl_fields import trl_fields
+try:
+    import yaml
+except ModuleNotFoundError:
+    sys.exit(OUTSIDE.format("PyYAML"))
 
 
 class UserError(Exception):
@@ -220,11 +225,11 @@ def run_step(main) -> None:
         print(f"\ninterrupted: {_again()} to go on from here", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError) and error.filename:
+        if not _says_disk_full(error):
+            if not isinstance(error, OSError) or not error.filename:
+                raise
             print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             sys.exit(1)
-        if not _says_disk_full(error):
-            raise
         where = getattr(error, "filename", None) or error
         print(f"error: no space left on device ({where}): free some, then {_again()} to go on", file=sys.stderr)
         sys.exit(1)
@@ -245,7 +250,11 @@ def positive(text: str) -> int:
 def _says_disk_full(error: Exception) -> bool:
     """Python, safetensors and torch each say it in their own way; torch names only the write that fell short."""
     text = str(error)
-    return getattr(error, "errno", None) == 28 or "No space left" in text or "PytorchStreamWriter failed" in text
+    return (
+        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        or "No space left" in text
+        or "PytorchStreamWriter failed" in text
+    )
 
 
 def _parse_overrides(words) -> list[tuple[str, Any]]:
@@ -370,9 +379,11 @@ def _check_value(hint, value, where: str):
         return value
     if hint is float and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:
-            return float(value)
+            value = float(value)
         except ValueError:
             pass
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{where}: a finite number is needed, found {value}")
     if type(value) is not hint:
         raise RecipeError(f"{where}: expected {hint.__name__}, found {value!r}")
     return value

@@ -1,5 +1,6 @@
 """What no type says of a recipe: ranges, names, and what must fit together. All of it before any model is loaded."""
 
+import math
 import os
 import re
 from pathlib import Path
@@ -65,6 +66,18 @@ def check_recipe(recipe: Recipe, path: Path) -> None:
             value = config.get(key, 1)
             if not (value is None and key in OR_NULL) and (type(value) is not int or value < 1):
                 raise RecipeError(f"{path}: {section}.{key} is a whole number above 0, found {value!r}")
+        for key, value in config.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise RecipeError(f"{path}: {section}.{key} is {value}, and a finite number is needed")
+        if isinstance(rate := config.get("learning_rate", 1), int | float) and rate < 0:
+            raise RecipeError(f"{path}: {section}.learning_rate is {rate}, and cannot be below 0")
+        lora = getattr(recipe, section).lora
+        if lora and not 0 <= lora.dropout < 1:
+            raise RecipeError(f"{path}: {section}.lora.dropout is {lora.dropout}, and lies from 0 to below 1")
+    if isinstance(hot := recipe.grpo.config.get("temperature", 1), int | float) and hot <= 0:
+        raise RecipeError(
+            f"{path}: grpo.temperature is {hot}: at 0 all episodes of a group are the same; 0.8 to 1 is usual"
+        )
     _check_groups(recipe.grpo.config, path)
 
 

@@ -83,7 +83,7 @@ def is_finished(folder: Path, asked: dict, restart: bool = False, say=print) -> 
     path, manifest = folder / "experiment.json", read_manifest(folder)
     made = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     changed = [k for k in asked if made.get(k) != asked[k]] if made is not None else []
-    if changed:
+    if changed and any(p != path for p in folder.iterdir()):  # a start that was refused has left nothing to keep
         aside = next(p for n in itertools.count(1) if not (p := folder.with_name(f"{folder.name}.before-{n}")).exists())
         say(f"{folder} was made with another {', '.join(changed)}: set aside as {aside}, starting anew")
         folder.rename(aside)

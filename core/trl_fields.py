@@ -6,12 +6,17 @@ Importing them would take ten seconds; `--help` and a typo in a recipe must answ
 import ast
 import functools
 import importlib.util
+import sys
 from pathlib import Path
+
+OUTSIDE = "error: {} is not installed for this Python. Run ./step1_env.sh, then: source .venv/bin/activate"
 
 
 @functools.cache
 def trl_fields(section: str) -> dict[str, str]:
     """Field name -> annotation text of SFTConfig or GRPOConfig, bases included."""
+    if not importlib.util.find_spec("trl"):
+        sys.exit(OUTSIDE.format("trl"))
     trl = Path(importlib.util.find_spec("trl").submodule_search_locations[0]) / "trainer"
     transformers = Path(importlib.util.find_spec("transformers").submodule_search_locations[0])
     fields: dict[str, str] = {}

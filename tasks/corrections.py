@@ -178,7 +178,7 @@ def literal_case(tree, places, rng) -> Iterator[Slip]:
             value = None
         if not value or isinstance(literal.parent, exp.Like):
             continue
-        for other in {value.lower(), value.upper(), value.capitalize()} - {value}:
+        for other in sorted({value.lower(), value.upper(), value.capitalize()} - {value}):  # a set has no order
             sql = edited(tree, literal, lambda n, o=other: n.replace(exp.Literal.string(o)))
             said = (
                 f"Nothing was found for '{other}'; the value is probably written '{value}'.",

@@ -129,7 +129,7 @@ def _task_rows(recipe: Recipe, name: str, tokenizer, rejected: list[dict]) -> tu
         if task.source and name not in data.hub:
             task.source(root)
         loaded = {split: list(task.load(split, root, **options)) for split in ("train", "eval")}
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, FileExistsError, ValueError) as error:
         raise UserError(str(error)) from error
 
     def keep(rows: Iterable, split: str) -> list[dict]:

@@ -94,11 +94,13 @@ def _numbered(path: Path, prefix: str) -> list[dict]:
         raise ValueError(
             f"{path} ({path.stat().st_size} bytes) is not whole: {error}.\nDownload it again; {HINT}"
         ) from error
-    for item in items:
-        if not isinstance(item, dict):
+    for item in items if isinstance(items, list) else [items]:
+        if not isinstance(item, dict) or not isinstance(items, list):
             raise ValueError(f"{path} holds {str(item)[:60]!r} where a list of rows is expected. {HINT}")
         if missing := {"question", "query", "db_id"} - set(item):
             raise ValueError(f"{path}: a row has no {', '.join(sorted(missing))}; its columns are {', '.join(item)}")
+        if odd := [key for key in ("question", "query", "db_id") if not isinstance(item[key], str)]:
+            raise ValueError(f"{path}: {odd[0]} is {item[odd[0]]!r} in a row, and text is expected. {HINT}")
     return [item | {"id": f"{prefix}-{i}"} for i, item in enumerate(items)]
 
 
@@ -153,24 +155,25 @@ def annotations(folder: str) -> dict[str, Notes]:
     path = Path(folder) / "tables.json"
     if not path.exists():
         return {}
-    out = {}
     try:
         described = {db["db_id"]: db for db in json.loads(path.read_text(encoding="utf-8"))}
-    except (ValueError, TypeError, KeyError) as error:
+        return {db_id: _notes(db) for db_id, db in described.items()}
+    except (ValueError, TypeError, KeyError, IndexError) as error:
         raise ValueError(
-            f"{path} ({path.stat().st_size} bytes) is not whole: {error}.\nDownload it again; {HINT}"
+            f"{path} ({path.stat().st_size} bytes) is not whole: {type(error).__name__} {error}.\nDownload it again; {HINT}"
         ) from error
-    for db in described.values():
-        tables, columns = db["table_names_original"], db["column_names_original"]
-        meanings = {}
-        for (t, original), (_, natural) in zip(columns, db["column_names"], strict=True):
-            if t >= 0 and not says_it(original, natural):
-                meanings[f"{tables[t]}.{original}".lower()] = natural
-        keys = tuple(
-            (tables[columns[a][0]], columns[a][1], tables[columns[b][0]], columns[b][1]) for a, b in db["foreign_keys"]
-        )
-        out[db["db_id"]] = Notes(meanings, keys)
-    return out
+
+
+def _notes(db: dict) -> Notes:
+    tables, columns = db["table_names_original"], db["column_names_original"]
+    meanings = {}
+    for (t, original), (_, natural) in zip(columns, db["column_names"], strict=True):
+        if t >= 0 and not says_it(original, natural):
+            meanings[f"{tables[t]}.{original}".lower()] = natural
+    keys = tuple(
+        (tables[columns[a][0]], columns[a][1], tables[columns[b][0]], columns[b][1]) for a, b in db["foreign_keys"]
+    )
+    return Notes(meanings, keys)
 
 
 def says_it(name: str, natural: str) -> bool:

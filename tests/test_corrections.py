@@ -1,7 +1,11 @@
 """tasks.corrections: every slip is really wrong, shows it, and ends in the gold trajectory."""
 
+import json
+import os
 import random
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -94,6 +98,19 @@ def test_what_cannot_be_read_or_does_not_run_gives_no_correction(sql_row):
     assert not list(slips(sql_row | {"gold": "SELECT FROM ("}, random.Random(0)))
     with pytest.raises(Rejected, match="gold fails"):
         SPIDER.correct(sql_row | {"gold": "SELECT height FROM customer"}, ENVIRONMENTS["sql"](), random.Random(0))
+
+
+def test_the_same_seed_makes_the_same_mistakes_in_every_process(sql_row):
+    program = (
+        "import json, random, sys\nfrom tasks.corrections import slips\n"
+        "print([slip.sql for slip in slips(json.loads(sys.argv[1]), random.Random(0))])"
+    )
+    row = sql_row | {"gold": "SELECT name FROM customer WHERE city = 'New York' OR city = 'Paris'"}
+    words, found = [sys.executable, "-c", program, json.dumps(row)], set()
+    for hashes in "123":
+        env = os.environ | {"PYTHONHASHSEED": hashes, "PYTHONPATH": "."}
+        found.add(subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 1 and "SELECT" in found.pop()
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_peft_takes_its_adapters():
     from core.models import lora_config
 
     model = LlamaForCausalLM(
-        LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+        LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=30, num_attention_heads=1)
     )
     for file in FILES:
         recipe = load_recipe(file)

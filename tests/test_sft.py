@@ -163,6 +163,14 @@ def test_the_most_accurate_checkpoint_is_kept_and_loaded(tiny, tokenizer, tmp_pa
         assert best_figures(again, said.append)["best_step"] == 2
 
 
+def test_a_start_that_was_refused_leaves_nothing_to_set_aside(tmp_path):
+    folder, said = tmp_path / "sft", []
+    assert not training.is_finished(folder, {"sft": 1}, say=said.append)
+    assert not training.is_finished(folder, {"sft": 2}, say=said.append) and not said
+    (folder / "checkpoint-2").mkdir()
+    assert not training.is_finished(folder, {"sft": 3}, say=said.append) and "another sft: set aside" in said[0]
+
+
 def test_checkpoints_of_another_number_of_processes_stay(tmp_path, monkeypatch):
     for step in (2, 4):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -13,7 +13,7 @@ from tasks import COLUMNS, TASKS, Rejected
 from tasks.base import estimate_tokens
 from tasks.hardness import hardness, level
 from tasks.schema_text import Notes, mentioned_values, read_schema, schema_text
-from tasks.spider import tidy_sql
+from tasks.spider import annotations, tidy_sql
 
 SPIDER = TASKS["spider"]
 
@@ -159,6 +159,18 @@ def test_half_downloaded_file_is_one_clear_error(folder):
         rows_of("train", folder)
     (folder / "train_spider.json").write_text(json.dumps([{"question": "x", "sql": "y"}]))
     with pytest.raises(ValueError, match="a row has no db_id, query; its columns are question, sql"):
+        rows_of("train", folder)
+    for rows, says in (
+        (5, "holds '5' where a list of rows"),
+        ([{"question": None, "query": "y", "db_id": "z"}], "question is None"),
+    ):
+        (folder / "train_spider.json").write_text(json.dumps(rows))
+        with pytest.raises(ValueError, match=says):
+            rows_of("train", folder)
+    (folder / "train_spider.json").write_text(whole)
+    (folder / "tables.json").write_text(json.dumps([{"db_id": "shop"}]))
+    annotations.cache_clear()
+    with pytest.raises(ValueError, match="tables.json .* is not whole: KeyError"):
         rows_of("train", folder)
 
 

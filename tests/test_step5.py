@@ -26,9 +26,10 @@ def step5(tmp_path, math_row, monkeypatch, capsys):
     """Runs step 5 in this process on three rows; `weights` of a stage may be changed, and a stage taken away."""
     import step5_eval
     from core import engines, models
-    from core.artifacts import write_jsonl
-    from core.config import UserError
+    from core.artifacts import write_jsonl, write_manifest
+    from core.config import UserError, load_recipe
 
+    write_manifest(tmp_path / "data/ci", load_recipe(ROOT / "recipes/ci.yaml"), [], 0.0)
     write_jsonl(tmp_path / "data/ci/eval.jsonl", [math_row | {"id": str(n), "messages": []} for n in range(3)])
     weights = {"base": 1, "sft": 1, "grpo": 1}
 
