@@ -311,7 +311,7 @@ def test_all_steps(tiny):
     run("step2_prepare_data.py", *words)
     rows = [json.loads(x) for x in (home / "data/flow/sft_train.jsonl").read_text().splitlines()]
     assert len(rows) == 16 and {m["turn"] for r in rows for m in r["messages"][2:]} == {"write", "check", "rewrite"}
-    assert "agree with the rollout on 16 rows" in run("step3_sft.py", *words)
+    assert "self-checks pass on 16 real rows" in run("step3_sft.py", *words)
     run("step4_grpo.py", *words)
     assert (home / "ck/flow/grpo/manifest.json").exists()
     assert "| grpo | 8 |" in run("step5_eval.py", *words)
